@@ -1,0 +1,1 @@
+"""Sandboxes: Harbor environments that this package brings or improves."""

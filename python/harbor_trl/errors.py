@@ -1,0 +1,30 @@
+"""Errors of this package: each is a `HarborTrlError` and also the builtin that fits.
+
+A message says what is wrong, where (file, line, column) and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class HarborTrlError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class SuiteError(HarborTrlError, ValueError):
+    """A suite holds no task, or tasks that cannot be used; or a selection of tasks does not fit the suite."""
+
+
+class HubError(HarborTrlError, OSError):
+    """A suite could not be listed or downloaded from the Hugging Face hub."""
+
+
+class HarnessError(HarborTrlError, ValueError):
+    """`agent=` names no harness."""
+
+
+class HarnessTypeError(HarborTrlError, TypeError):
+    """`agent=` names something that is not a `HarborEnv` subclass."""
+
+
+class SandboxUnavailableError(HarborTrlError, RuntimeError):
+    """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""

@@ -1,0 +1,1 @@
+//! What a Dockerfile puts where: parser, shell lexer, copy plan (BuildKit's rules).

@@ -1,0 +1,6 @@
+//! The hot half of harbor-trl. Knows nothing of Python; `rust/python` only converts.
+
+pub mod dockerfile;
+pub mod output;
+pub mod suite;
+pub mod task;

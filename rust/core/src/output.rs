@@ -1,0 +1,1 @@
+//! Head-and-tail buffer for tool output.

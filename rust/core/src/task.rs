@@ -1,0 +1,1 @@
+//! `task.toml`, with the verdict of Python's `tomllib`.

@@ -1,0 +1,1 @@
+//! Python bindings of `harbor_trl_core::dockerfile`.

@@ -1,0 +1,14 @@
+//! `harbor_trl._native`: converts, releases the GIL, maps errors. Nothing else.
+
+mod dockerfile;
+mod output;
+mod suite;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    #[allow(non_upper_case_globals)]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}
