@@ -39,8 +39,6 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self._trials: set[asyncio.Task[Any]] = set()
         self._closed = False
-        #: Called when the process must end at once, with sandboxes still up.
-        self.on_abort: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="harbor-trl-engine", daemon=True)
         self._thread.start()
 
@@ -90,8 +88,8 @@ class Engine:
     def close(self, timeout_sec: float = CLOSE_TIMEOUT_SEC) -> None:
         """Cancel all trials and wait until their sandboxes are gone. Does nothing the second time, or after a fork.
 
-        A KeyboardInterrupt while waiting ends the process at once; what is left is killed from outside
-        (`environments/reaper.py`) or dies with it (bubblewrap).
+        A KeyboardInterrupt while waiting ends the process at once; what is left is removed by a process of its own
+        (Docker: `environments/reaper.py`) or dies with this one (bubblewrap).
         """
         if self._closed or self.pid != os.getpid():
             return
@@ -121,19 +119,10 @@ class Engine:
                     )
             if count:
                 logger.warning("%d sandboxes did not stop within %.0f s", count, timeout_sec)
-                self._abort()
         except (KeyboardInterrupt, SystemExit):
-            self._abort()
             sys.stderr.flush()
             os._exit(130)
         self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _abort(self) -> None:
-        for callback in self.on_abort:
-            try:
-                callback()
-            except Exception:
-                logger.exception("while ending sandboxes at once")
 
 
 _engine: Engine | None = None

@@ -24,7 +24,7 @@ from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 
 from harbor_trl.engine import Engine
-from harbor_trl.environments import environment_config
+from harbor_trl.environments import environment_config, reaper
 from harbor_trl.environments.health import backend_is_up
 from harbor_trl.errors import RewardKeyError
 from harbor_trl.execution import run_command
@@ -212,6 +212,8 @@ class Rollout:
         self._settled_at: float | None = None
         self._outcome: Future[Outcome] = Future()
         _live[self.id] = self
+        if environment_type == "docker":
+            reaper.start(engine.run_id)
         engine.start_trial(self._run())
 
     # ── called by the harness, from the trainer's threads ──────────────────────────────────────────────────────────
