@@ -7,8 +7,10 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import os
 import re
 import shutil
+import tempfile
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -125,6 +127,20 @@ _live: weakref.WeakValueDictionary[str, Rollout] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 _told_kinds: set[FailureKind] = set()
 _scalar_tasks: set[Path] = set()
+
+
+def _leave_parents_files() -> None:
+    # Harbor's environments keep compose files in temporary directories, and a forked child that exits would remove its
+    # parent's: the parent could then not stop its containers.
+    for rollout in list(_live.values()):
+        environment = rollout._trial.agent_environment if rollout._trial is not None else None
+        for value in list(vars(environment).values()) if environment is not None else ():
+            if isinstance(value, tempfile.TemporaryDirectory):
+                value._finalizer.detach()  # type: ignore[attr-defined]  # there is no public way
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_leave_parents_files)
 
 
 def live_rollout(rollout_id: str) -> Rollout:
@@ -496,7 +512,8 @@ class Rollout:
             shutil.rmtree(self.trial_dir, ignore_errors=True)
             with contextlib.suppress(OSError):  # not empty: other trials are there
                 self.trial_dir.parent.rmdir()
-                self.trial_dir.parent.parent.rmdir()
+                if self.options.trials_dir is None:
+                    self.trial_dir.parent.parent.rmdir()
 
 
 def trials_dir(options: RolloutOptions) -> Path:
