@@ -28,3 +28,7 @@ class HarnessTypeError(HarborTrlError, TypeError):
 
 class SandboxUnavailableError(HarborTrlError, RuntimeError):
     """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""
+
+
+class UnsupportedTaskError(HarborTrlError, ValueError):
+    """A task needs something that the chosen sandbox backend cannot honour."""
