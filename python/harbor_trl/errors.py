@@ -36,3 +36,7 @@ class RewardKeyError(HarborTrlError, LookupError):
 
 class SandboxLostError(HarborTrlError, RuntimeError):
     """A harness asked for the sandbox of a rollout that has none (any more)."""
+
+
+class UnsupportedTaskError(HarborTrlError, ValueError):
+    """A task needs something that the chosen sandbox backend cannot honour."""

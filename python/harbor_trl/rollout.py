@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task, strip_canary
-from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 
 from harbor_trl.engine import Engine
-from harbor_trl.environments import environment_config, reaper
+from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
 from harbor_trl.errors import RewardKeyError
 from harbor_trl.execution import run_command
@@ -391,7 +391,7 @@ class Rollout:
                 override_timeout_sec=_NO_TIMEOUT_SEC,
                 kwargs={"rollout_id": self.id},
             ),
-            environment=environment_config(self.environment_type, self.options.environment_kwargs),
+            environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
         )
 
     async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult], slots: _Slots) -> None:
@@ -579,7 +579,7 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
 
     from harbor_trl.errors import SandboxUnavailableError
 
-    config = environment_config(environment_type, environment_kwargs)
+    config = EnvironmentConfig(**environment_for(environment_type, environment_kwargs))
     try:
         EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
     except SandboxUnavailableError:
