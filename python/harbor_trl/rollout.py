@@ -155,27 +155,30 @@ def live_rollout(rollout_id: str) -> Rollout:
     return rollout
 
 
-class _Slots:
-    """Limits of one backend in one process: sandboxes that start at once, and that exist at once."""
+class _Backend:
+    """One backend in one process: how many sandboxes may start and exist at once, and when it last answered."""
 
     def __init__(self, starts: int, sandboxes: int | None) -> None:
         self.starts = asyncio.Semaphore(starts)
         self.sandboxes: contextlib.AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(sandboxes) if sandboxes else contextlib.nullcontext()
         )
-        self.last_start = self.last_start_failure = float("-inf")
+        # When (time.monotonic) any sandbox of this backend last answered, failed to start, or was found to be down.
+        self.answered = self.start_failed = self.found_down = float("-inf")
 
 
 # Starts are work on this machine for the local backends, and waiting for an answer for the others.
 _STARTS_AT_ONCE = {"docker": 8, "podman": 8, "bubblewrap": 16}
 _STARTS_AT_ONCE_ELSEWHERE = 64
-_slots: dict[tuple[str, str, int | None], _Slots] = {}
+_backends: dict[tuple[str, str, int | None], _Backend] = {}
 
 # Harbor measures an agent's timeout on the wall clock, which in training includes every generation. It is switched off,
 # and the task's limit counts the time of the tool calls instead.
 _NO_TIMEOUT_SEC = 1e9
 # Around what Harbor itself bounds (building, verifying): transfers and log collection have no limit of their own.
 _VERIFY_SLACK_SEC = 300.0
+# How long an outage is believed in without any sandbox of the backend answering.
+_OUTAGE_SEC = 120.0
 # How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
 _POLL_SEC = 0.01
 
@@ -208,6 +211,7 @@ class Rollout:
         self.task_dir = task_dir
         self.environment_type = environment_type
         self.options = options
+        self._backend = _backend_for(environment_type, options.max_sandboxes, engine)
         self.id = f"{engine.run_id}-{next(_numbers):06d}-{_safe_name(task_dir.name)}"
         self.environment: BaseEnvironment | None = None
         self.touched = False
@@ -280,7 +284,7 @@ class Rollout:
             return self.dead_text()
         if self._tool_limit is not None:
             timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
-            if timeout_sec <= 0:
+            if timeout_sec < 1:  # the shortest timeout that every backend takes
                 return f"[no time left: this task allows {self._tool_limit:g} s of commands in all]"
         self.touched = True
         started = time.monotonic()
@@ -288,6 +292,7 @@ class Rollout:
             # In the context of the agent's phase: Harbor keeps the phase's environment variables in context variables.
             call = run_command(environment, command, timeout_sec=timeout_sec, output_limit=output_limit)
             result = await asyncio.get_running_loop().create_task(call, context=self._context)
+            self._backend.answered = time.monotonic()
         except Exception as error:
             logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
             if self._outcome.done():
@@ -335,25 +340,25 @@ class Rollout:
     async def _run(self) -> None:
         self._main = asyncio.current_task()
         trial_task: asyncio.Task[TrialResult] | None = None
-        slots = _slots_for(self.environment_type, self.options.max_sandboxes, self.engine)
+        backend = self._backend
         try:
-            async with asyncio.timeout(self._start_timeout()) as deadline, slots.sandboxes:
+            async with asyncio.timeout(self._start_timeout()) as deadline, backend.sandboxes:
                 deadline.reschedule(None)
                 try:
-                    async with slots.starts:
+                    async with backend.starts:
                         self._trial = await Trial.create(self._config())
                         self._tool_limit = self._trial.task.config.agent.timeout_sec
                         trial_task = asyncio.create_task(self._trial.run(), name=self.id)
-                        await self._wait_until_up(trial_task, slots)
+                        await self._wait_until_up(trial_task)
                     if not trial_task.done():
                         await self._wait_until_verified(trial_task)
-                    self._settle(await self._judge(trial_task, slots))
+                    self._settle(await self._judge(trial_task))
                 except asyncio.CancelledError:
                     self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
                     if trial_task is not None:
                         trial_task.cancel()
                 except Exception as error:
-                    self._settle(await self._judge_error(error, slots))
+                    self._settle(await self._judge_error(error))
                     if trial_task is not None:
                         trial_task.cancel()
                 finally:
@@ -394,7 +399,7 @@ class Rollout:
             environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
         )
 
-    async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult], slots: _Slots) -> None:
+    async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult]) -> None:
         up = asyncio.create_task(self._up.wait())
         try:
             await asyncio.wait(
@@ -403,7 +408,7 @@ class Rollout:
         finally:
             up.cancel()
         if self._context is not None:
-            slots.last_start = time.monotonic()
+            self._backend.answered = time.monotonic()
         elif not trial_task.done():
             raise TimeoutError(f"the sandbox was not up within start_timeout={self.options.start_timeout:g} s")
 
@@ -422,50 +427,57 @@ class Rollout:
                 raise TimeoutError(f"no reward {limit + _VERIFY_SLACK_SEC:g} s after the last turn")
             await asyncio.wait({trial_task}, timeout=_POLL_SEC)
 
-    async def _judge(self, trial_task: asyncio.Task[TrialResult], slots: _Slots) -> Outcome:
+    async def _judge(self, trial_task: asyncio.Task[TrialResult]) -> Outcome:
         assert self._trial is not None
         if trial_task.done() and not trial_task.cancelled():
             trial_task.result()  # Harbor records failures; what it raises is a failure of its own
         result = self._trial.result
         if result.reward_valid and result.verifier_result is not None and result.verifier_result.rewards:
+            self._backend.answered = time.monotonic()
             return self._scalar(dict(result.verifier_result.rewards))
         errors = result.recorded_exceptions()
         if errors:
-            return await self._judge_exception(errors[0], slots)
-        return await self._failed(FailureKind.REWARD_MISSING, "the verifier gave no reward", slots)
+            return await self._judge_exception(errors[0])
+        return await self._failed(FailureKind.REWARD_MISSING, "the verifier gave no reward")
 
-    async def _judge_exception(self, info: ExceptionInfo, slots: _Slots) -> Outcome:
+    async def _judge_exception(self, info: ExceptionInfo) -> Outcome:
         message = f"{info.exception_type}: {_one_line(info.exception_message)}"
         kind = _VERIFIER_KINDS.get(info.exception_type)
-        return await self._failed(kind, message, slots)
+        return await self._failed(kind, message)
 
-    async def _judge_error(self, error: Exception, slots: _Slots) -> Outcome:
-        return await self._failed(None, f"{type(error).__name__}: {_one_line(error)}", slots)
+    async def _judge_error(self, error: Exception) -> Outcome:
+        return await self._failed(None, f"{type(error).__name__}: {_one_line(error)}")
 
-    async def _failed(self, kind: FailureKind | None, message: str, slots: _Slots) -> Outcome:
+    async def _failed(self, kind: FailureKind | None, message: str) -> Outcome:
         """What a failure means, whatever its text: who can have caused it decides."""
         if self._setup_error is not None:
             return Outcome.failed(FailureKind.SETUP_FAILED, message)
         if self._trial is None:
             return Outcome.failed(FailureKind.TASK_REFUSED, message)
         if self._context is None:
-            slots.last_start_failure = time.monotonic()
+            self._backend.start_failed = time.monotonic()
             return Outcome.failed(FailureKind.START_FAILED, message)
-        if not await self._backend_is_up(slots):
+        if not await self._backend_is_up():
             return Outcome.failed(FailureKind.BACKEND_DOWN, message)
         if kind is None:
             kind = FailureKind.SANDBOX_BROKEN if self.touched else FailureKind.SANDBOX_LOST
         return Outcome.failed(kind, message)
 
-    async def _backend_is_up(self, slots: _Slots) -> bool:
+    async def _backend_is_up(self) -> bool:
         peers = [
             other.environment
             for other in list(_live.values())
             if other is not self and other.environment is not None and other.environment_type == self.environment_type
         ]
-        starts_fail = slots.last_start_failure > max(slots.last_start, time.monotonic() - 120)
+        backend = self._backend
+        last_good = max(backend.answered, time.monotonic() - _OUTAGE_SEC)
+        if backend.found_down > last_good:  # an outage found by a peer, which may be gone since
+            return False
         assert self.environment is not None
-        return await backend_is_up(self.environment, peers, starts_fail=starts_fail)
+        up = await backend_is_up(self.environment, peers, starts_fail=backend.start_failed > last_good)
+        if not up:
+            backend.found_down = time.monotonic()
+        return up
 
     def _scalar(self, rewards: dict[str, float | int]) -> Outcome:
         details = {key: float(value) for key, value in rewards.items()}
@@ -543,11 +555,9 @@ def _reward_known(trial: Trial) -> bool:
     return result.verifier is not None and result.verifier.finished_at is not None
 
 
-def _slots_for(environment_type: str, max_sandboxes: int | None, engine: Engine) -> _Slots:
-    key = (engine.run_id, environment_type, max_sandboxes)
-    if key not in _slots:
-        _slots[key] = _Slots(_STARTS_AT_ONCE.get(environment_type, _STARTS_AT_ONCE_ELSEWHERE), max_sandboxes)
-    return _slots[key]
+def _backend_for(environment_type: str, max_sandboxes: int | None, engine: Engine) -> _Backend:
+    starts = _STARTS_AT_ONCE.get(environment_type, _STARTS_AT_ONCE_ELSEWHERE)
+    return _backends.setdefault((engine.run_id, environment_type, max_sandboxes), _Backend(starts, max_sandboxes))
 
 
 async def _wait_even_if_cancelled(task: asyncio.Task[Any] | None) -> None:
