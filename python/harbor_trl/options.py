@@ -1,61 +1,44 @@
-"""What may be set about a rollout beyond its task, its harness and its backend."""
+"""How rollouts are run: what `HarborSpec` passes to each `HarborEnv`."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
-
-KeepTrials = Literal["failed", "all", "none"]
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Options of a rollout. They travel to worker processes inside the environment factory, so all of them pickle.
+    """Options of a rollout; plain values, so that it pickles.
 
     Args:
-        environment_kwargs: Options of the sandbox backend, handed to Harbor's `EnvironmentConfig` as `kwargs`.
-        reward_key: Which key of a reward dict is the scalar. `None`: `reward`, or else the only key.
-        trials_dir: Directory for trial directories. `None`: decided where rollouts run.
-        keep_trials: Which trial directories stay after a rollout.
-        max_sandboxes: Sandboxes that may be up at the same time. `None`: decided from the machine.
-        start_timeout: Seconds that a sandbox may take to start. `None`: the task's own build timeout.
-        output_limit: Characters of a command's output that a tool returns.
+        environment_kwargs: Handed to Harbor's `EnvironmentConfig` (`env`, `kwargs`, `override_cpus`, ...).
+        reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
+        trials_dir: Directory of the trial directories. Default: `harbor-trl-trials` in the working directory.
+        keep_trials: Which trial directories stay after the trial: `"failed"`, `"all"` or `"none"`.
+        max_sandboxes: Sandboxes of this process that may exist at once. Default: no limit of our own; starts are
+            throttled to what one machine bears. It must be at least the number of rollouts a rank generates at once.
+        start_timeout: Seconds from `reset` to a sandbox that is up and healthy. Default: the task's own build timeout.
+        output_limit: Characters of output that a tool call returns: half from its beginning, half from its end.
 
     Raises:
-        TypeError: `environment_kwargs` is no mapping with string keys, or does not pickle.
-        ValueError: A limit is not positive, or `keep_trials` is none of the three.
+        ValueError: A value is out of range.
     """
 
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_key: str | None = None
     trials_dir: str | None = None
-    keep_trials: KeepTrials = "failed"
+    keep_trials: Literal["failed", "all", "none"] = "failed"
     max_sandboxes: int | None = None
     start_timeout: float | None = None
     output_limit: int = 8000
 
     def __post_init__(self) -> None:
-        kwargs = self.environment_kwargs
-        if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-            raise TypeError(f"environment_kwargs must map option names to values, got {kwargs!r}")
-        # A plain dict of its own: a caller's later changes must not reach rollouts under way.
-        object.__setattr__(self, "environment_kwargs", dict(kwargs))
-        try:
-            pickle.dumps(self.environment_kwargs)
-        except Exception as error:
-            raise TypeError(
-                f"environment_kwargs must pickle, because rollouts may run in another process: {error}"
-            ) from error
-        if self.trials_dir is not None:
-            object.__setattr__(self, "trials_dir", str(self.trials_dir))
-        if self.keep_trials not in get_args(KeepTrials):
-            raise ValueError(f"keep_trials must be one of {', '.join(get_args(KeepTrials))}, got {self.keep_trials!r}")
-        for name in ("max_sandboxes", "start_timeout", "output_limit"):
-            value = getattr(self, name)
-            if value is None and name != "output_limit":
-                continue
-            numbers = (int, float) if name == "start_timeout" else int
-            if isinstance(value, bool) or not isinstance(value, numbers) or not value > 0:
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if self.keep_trials not in ("failed", "all", "none"):
+            raise ValueError(f"keep_trials={self.keep_trials!r}: use 'failed', 'all' or 'none'.")
+        if self.max_sandboxes is not None and self.max_sandboxes < 1:
+            raise ValueError(f"max_sandboxes={self.max_sandboxes}: use 1 or more, or None for no limit.")
+        if self.start_timeout is not None and self.start_timeout <= 0:
+            raise ValueError(f"start_timeout={self.start_timeout}: use seconds above 0, or None for the task's own.")
+        if self.output_limit < 200:
+            raise ValueError(f"output_limit={self.output_limit}: use 200 characters or more.")
