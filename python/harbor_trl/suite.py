@@ -164,7 +164,7 @@ class Suite:
                 f"{_printable(os.fspath(self.root))}: not UTF-8, which a dataset cannot hold: rename it"
             ) from None
         if task_ids is not None:
-            self._index = _native.SuiteIndex.of(self.root, task_ids)
+            self._index = _native.SuiteIndex.of(self.root, ["" if task_id == "." else task_id for task_id in task_ids])
             return
         try:
             with _Progress("Searching tasks", enabled=progress) as bar:
@@ -177,8 +177,8 @@ class Suite:
 
     @property
     def task_ids(self) -> list[str]:
-        """Path of each task below the root; the root's own name if it is the task."""
-        return [_printable(path) or self.root.name for path in self._index.paths()]
+        """Path of each task below the root; `.` if the root itself is the task."""
+        return [_printable(path) or "." for path in self._index.paths()]
 
     @property
     def problems(self) -> list[ScanProblem]:
@@ -212,7 +212,7 @@ class Suite:
                 continue
             bar.read(0, done)
             file = self.root / path / "task.toml"
-            task_id = _printable(path) or self.root.name
+            task_id = _printable(path) or "."
             verdict = _Refusal(message, line or None, column or None)
             if kind in ("syntax", "limit"):
                 read = read_with_tomllib(file, verdict)

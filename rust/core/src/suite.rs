@@ -7,10 +7,10 @@ use crate::task::{self, Refusal, RefusalKind, TaskInfo};
 use crate::toml::Version;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -703,14 +703,4 @@ fn code_points(bytes: &[u8]) -> impl Iterator<Item = u32> {
             .map(|c| if c == '/' { 0 } else { u32::from(c) });
         valid.chain(chunk.invalid().iter().map(|&byte| 0xDC00 + u32::from(byte)))
     })
-}
-
-/// A path below a root, from the bytes a caller kept.
-pub fn path_from_bytes(bytes: Vec<u8>) -> PathBuf {
-    PathBuf::from(OsString::from_vec(bytes))
-}
-
-/// The name that stands for a task whose directory is the suite's root.
-pub fn root_name(root: &Path) -> &OsStr {
-    root.file_name().unwrap_or(OsStr::new("."))
 }

@@ -197,7 +197,7 @@ fn batch(
     };
     let id = |task: &Task| {
         if is_root(task) {
-            suite::root_name(&suite.root).into()
+            PathBuf::from(".")
         } else {
             task.path.clone()
         }
