@@ -12,6 +12,7 @@ mod _native {
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
+    #[pymodule_export]
     use super::output::OutputBuffer;
     #[pymodule_export]
     use super::suite::{ArrowStream, SuiteIndex, parse_toml};
