@@ -161,7 +161,7 @@ def plant(root: Path, kind: str, path: Path, target: Path | None, outside: Path)
         pass
 
 
-@settings(max_examples=100)
+@settings(max_examples=max(100, settings.default.max_examples))
 @given(inside=st.lists(NODES, max_size=25), outside=st.lists(NODES, max_size=8))
 def test_scan_agrees_with_the_pathlib_reference(
     tmp_path_factory: pytest.TempPathFactory, inside: list[Any], outside: list[Any]
@@ -399,7 +399,7 @@ def to_toml(value: Any) -> str:
             return repr(value)
 
 
-@settings(max_examples=100)
+@settings(max_examples=max(100, settings.default.max_examples))
 @given(cells=CELLS)
 def test_columns_agree_with_the_python_reference(tmp_path_factory: pytest.TempPathFactory, cells: list[Any]) -> None:
     texts = ["" if cell is reference_columns.MISSING else f"key = {to_toml(cell)}" for cell in cells]

@@ -18,15 +18,17 @@ TOML_1_1 = sys.version_info >= (3, 15)
 
 #: Written in the manner of public suites: what their authors do, and what their tools write.
 FILES = [
-    'version = "1.0"\n\n[metadata]\nauthor_name = "anonymous"\ndifficulty = "medium"\ncategory = "software-engineering"\n'
+    'version = "1.0"\n\n[metadata]\nauthor_name = "anonymous"\ndifficulty = "medium"\n'
+    'category = "software-engineering"\n'
     'tags = [ "go", "library",]\nexpert_time_estimate_min = 60.0\njunior_time_estimate_min = 240.0\n\n[verifier]\n'
     "timeout_sec = 600.0\n\n[agent]\ntimeout_sec = 600.0\n\n[environment]\nbuild_timeout_sec = 600.0\ncpus = 1\n"
     'memory_mb = 2048\nallow_internet = true\n\n[verifier.env]\nKEY = "${KEY:-none}"\n\n[solution.env]\n',
     "# A comment, é\n[metadata]\ngold_answer = '''\nline one\n  \"line\" two'''\nreward_mode_initial = \"exact\"\n"
     'kaggle_dataset_name = "a/b"\ncreated = 2025-01-31T08:00:00Z\nday = 2025-01-31\nhours = [ 08:00:00, 17:30:00.25 ]\n'
     "scores = { easy = 0.9, hard = 1e-3, nested = { deep = [ 1, 2, 3 ] } }\nmask = 0xdead_beef\nlimit = -inf\n",
-    '[task]\nname = "org/name"\n[metadata]\n"quoted key" = 1\na.b.c = true\na.b.d = """\n  folded \\\n     text\n"""\n[[steps]]\n'
-    'name = "one"\n[steps.verifier]\ntimeout_sec = 1\n[[steps]]\nname = "two"\n[[artifacts]]\n[[artifacts]]\npath = "x"\n',
+    '[task]\nname = "org/name"\n[metadata]\n"quoted key" = 1\na.b.c = true\na.b.d = """\n  folded \\\n     text\n"""\n'
+    '[[steps]]\nname = "one"\n[steps.verifier]\ntimeout_sec = 1\n[[steps]]\nname = "two"\n'
+    '[[artifacts]]\n[[artifacts]]\npath = "x"\n',
     "\r\n[metadata]\r\nkey = '''a\r\nb'''\r\nother = \"\\u00e9\\U0001F600\"\r\n",
     "[metadata]\rlone = 1\rreturns = 2\r",
 ]
@@ -184,64 +186,21 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=max(500, settings.default.max_examples))
 @given(st.lists(LINES, max_size=10))
 def test_tables_reopened_extended_and_redefined(lines: list[str]) -> None:
     agrees("\n".join(lines))
 
 
-TOKENS = st.one_of(
-    st.sampled_from(
-        [
-            "[",
-            "]",
-            "{",
-            "}",
-            "=",
-            ".",
-            ",",
-            "\n",
-            "\r",
-            "\r\n",
-            " ",
-            "\t",
-            '"',
-            "'",
-            "'''",
-            '"""',
-            "\\",
-            "#",
-            "_",
-            "-",
-            "+",
-        ]
-        + [
-            "0",
-            "1",
-            "9",
-            "e",
-            "x",
-            "T",
-            "Z",
-            ":",
-            "inf",
-            "nan",
-            "true",
-            "a",
-            "b",
-            "\x00",
-            "\x7f",
-            "é",
-            "\ufeff",
-            "\u2028",
-        ]
-        + ["\\u00e9", "\\x41", "\\e", "\\\n", "1979-05-27", "07:32:00", "0x", "1e400", "1_0", "= 1\n", "[[", "]]"]
-    ),
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=3),
-)
+PIECES = [
+    *"[]{}=.,\n\r \t\"'\\#_-+019exTZ:ab\x00\x7fé\ufeff\u2028",
+    *("\r\n", "'''", '"""', "inf", "nan", "true", "\\u00e9", "\\x41", "\\e", "\\\n", "[[", "]]", "= 1\n"),
+    *("1979-05-27", "07:32:00", "0x", "1e400", "1_0"),
+]
+TOKENS = st.one_of(st.sampled_from(PIECES), st.text(st.characters(exclude_categories=["Cs"]), max_size=3))
 
 
-@settings(max_examples=500)
+@settings(max_examples=max(500, settings.default.max_examples))
 @given(st.lists(TOKENS, max_size=12).map("".join))
 def test_any_text(text: str) -> None:
     agrees(text)
@@ -258,7 +217,7 @@ def mutated(draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
     return text
 
 
-@settings(max_examples=500)
+@settings(max_examples=max(500, settings.default.max_examples))
 @given(mutated())
 @example("a = 1\r\r\n[b]")
 def test_mutated_files(text: str) -> None:
