@@ -337,6 +337,22 @@ def test_a_connection_that_breaks_mid_file_is_taken_up_again(hub: HubServer, ign
     assert len(hub.ranges) == 2 and "bytes=0-" not in hub.ranges
 
 
+def test_a_connection_that_breaks_often_is_given_up_only_when_nothing_more_arrives(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harbor_trl.hub._ATTEMPTS", 3)
+    content = os.urandom(900_000)
+    sha = hub.repo(REPO, task("a", data=content)).refs["main"]
+    hub.faults[get("a/data", sha)] = [20] * 4
+    assert (download_suite(REPO).root / "a/data").read_bytes() == content
+
+    sha = hub.repo(REPO, task("b", data=content[::-1])).refs["main"]
+    hub.faults[get("b/data", sha)] = [20] + [0] * 9
+    with pytest.raises(HubError, match=r"cannot be reached .*check the network"):
+        download_suite(REPO)
+    assert len(hub.faults[get("b/data", sha)]) == 10 - 1 - 3
+
+
 def test_a_connection_that_breaks_mid_large_file_is_taken_up_again(hub: HubServer) -> None:
     import hashlib
 

@@ -428,7 +428,7 @@ def _fetch_into(
                     out.seek(0)
                     out.truncate()
                     arrived(-start)
-                for chunk in response.iter_bytes(_CHUNK):
+                for chunk in response.iter_bytes():
                     out.write(chunk)
                     arrived(len(chunk))
                     if out.tell() > size:
@@ -441,7 +441,8 @@ def _fetch_into(
             return
         if out.tell() > start:
             attempts, wait = _ATTEMPTS, 0.5
-        attempts -= 1
+        else:
+            attempts -= 1
         if attempts == 0:
             raise problem or HubError(f"{url} ended after {out.tell()} of {size} bytes, {_ATTEMPTS} times in a row")
         logger.info("%s broke off at byte %d of %d; going on.", url, out.tell(), size)
