@@ -37,9 +37,10 @@ def main() -> None:
     closed: dict[str, list[tuple[str, int]]] = {}
     for path in sorted({os.path.abspath(one) for one in paths.split(os.pathsep)}):
         ancestor = closed_ancestor(path)
-        if ancestor is not None and ancestor != path:
-            if not any(path.startswith(other + "/") for other, _ in closed.get(ancestor, [])):
-                closed.setdefault(ancestor, []).append((path, os.open(path, os.O_PATH)))
+        if ancestor is None or ancestor == path:
+            continue
+        if not any(path.startswith(other + "/") for other, _ in closed.get(ancestor, [])):
+            closed.setdefault(ancestor, []).append((path, os.open(path, os.O_PATH)))
     for ancestor, inside in closed.items():
         mount("tmpfs", ancestor, "tmpfs", 0, "size=1m,mode=0755")
         for path, descriptor in inside:

@@ -188,8 +188,8 @@ NOBODY = 65534
 def run_as_nobody(arguments: list[str], directory: Path, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run this interpreter with `arguments` as an ordinary user; needs root.
 
-    The interpreter, the packages and this checkout may lie below a directory that only root may enter. In a mount namespace
-    of its own, such a directory is covered by an open one that holds just them.
+    The interpreter, the packages and this checkout may lie below a directory that only root may enter. In a mount
+    namespace of its own, such a directory is covered by an open one that holds just them.
     """
     script = Path(__file__).with_name("sandbox_nobody.py")
     environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""What every sandbox backend must do, held against each of them. A difference that is meant is stated where it is made."""
+"""What every sandbox backend must do, held against each of them. A difference that is meant is stated where it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from sandbox_support import BACKENDS, Live, make_environment, require, run_trial, running, write_task
 
 ODD_NAMES = [

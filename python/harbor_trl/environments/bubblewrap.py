@@ -19,12 +19,12 @@ Users
     where the directory is one of the sandbox's own (`/usr/bin`, `/usr/lib`, `/usr/local/…`, …).
 
 Limits, and what they are not
-    There are no cgroups without privileges, so: `memory_mb` is enforced by PID 1, which adds up the processes' memory
-    two to ten times a second and kills all of them when it is too much (a fast allocation can overshoot; memory in a
-    memfd that nobody maps is not seen), and per process by RLIMIT_DATA. `storage_mb` bounds all files together, in
-    memory, exactly (`/dev/shm` has as much again, at most 64 MB); a file cannot be larger either. `max_processes` counts per user of the sandbox (Linux 5.14 or
-    newer; before, per user of the host). `cpus` is not enforced. A sandbox shares the kernel, the clock and the CPU
-    with the host.
+    There are no cgroups without privileges, so: `memory_mb` is enforced by PID 1, which adds up the processes'
+    memory two to ten times a second and kills all of them when it is too much (a fast allocation can overshoot;
+    memory in a memfd that nobody maps is not seen), and per process by RLIMIT_DATA. `storage_mb` bounds all files
+    together, in memory, exactly (`/dev/shm` has as much again, at most 64 MB); a file cannot be larger either.
+    `max_processes` counts per user of the sandbox (Linux 5.14 or newer; before, per user of the host). `cpus` is
+    not enforced. A sandbox shares the kernel, the clock and the CPU with the host.
 
 Network
     `no-network`: loopback only. `public`: the host's network as it is, its loopback and abstract Unix sockets included.
