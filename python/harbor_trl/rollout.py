@@ -75,8 +75,8 @@ _POLICY_KINDS = frozenset(
     }
 )
 
-# Harbor's names for what a verifier can do wrong (harbor/verifier/verifier.py, harbor/trial/errors.py). A
-# policy can cause each of them, and one that ran nothing too: a verifier that finds no answer may well end without a reward.
+# Harbor's names for what a verifier can do wrong (harbor/verifier/verifier.py, harbor/trial/errors.py). A policy can cause
+# each of them, and so can one that ran nothing: a verifier that finds no answer may well end without a reward.
 _VERIFIER_KINDS = {
     "VerifierTimeoutError": FailureKind.VERIFIER_TIMEOUT,
     "RewardFileNotFoundError": FailureKind.REWARD_MISSING,
