@@ -75,7 +75,7 @@ _POLICY_KINDS = frozenset(
     }
 )
 
-# Harbor's names for what a verifier can do wrong (harbor/verifier/verifier.py, harbor/trial/errors.py). A policy can cause
+# Harbor's names for what a verifier can do wrong (harbor/verifier/verifier.py, trial/errors.py). A policy can cause
 # each of them, and so can one that ran nothing: a verifier that finds no answer may well end without a reward.
 _VERIFIER_KINDS = {
     "VerifierTimeoutError": FailureKind.VERIFIER_TIMEOUT,
