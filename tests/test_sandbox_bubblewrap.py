@@ -533,12 +533,13 @@ asyncio.run(main())
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_trainer_leaves_nothing(tmp_path: Path, number: signal.Signals, extra: str) -> None:
     mark = str(os.getpid() * 10 + number)
-    before = set(os.listdir("/tmp"))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
     mounts = len(Path("/proc/self/mounts").read_text().splitlines())
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, str(tmp_path), mark, extra],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)},
         start_new_session=True,
     )
     try:
@@ -551,7 +552,7 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path, number: signal.Signals,
         trainer.wait()
         eventually(lambda: host_processes(f"sleep 5550{mark}") == [])
         eventually(lambda: f" {trainer.pid} " not in command_line(launchers[0]))
-        assert [name for name in set(os.listdir("/tmp")) - before if name.startswith("harbor-trl")] == []
+        assert list(temporary.iterdir()) == []
         assert len(Path("/proc/self/mounts").read_text().splitlines()) == mounts
     finally:
         # The fork that was left on purpose.
