@@ -541,6 +541,8 @@ async def _send(channel: socket.socket, data: bytes, descriptors: Sequence[int] 
             return
         except BlockingIOError:
             await asyncio.sleep(0.002)
+        except ConnectionError:
+            raise RuntimeError("The sandbox is gone.") from None
 
 
 # --- one sandbox ------------------------------------------------------------------------------------------------------
@@ -844,10 +846,10 @@ class _Sandbox:
         event = asyncio.Event()
         self._loop.add_reader(reader, event.set)
         waiter = asyncio.ensure_future(event.wait())
+        # After the exit only the pipe counts.
+        both: list[asyncio.Future[Any]] = [waiter] if job.exit.done() else [waiter, job.exit]
         try:
-            # After the exit only the pipe counts.
-            others = [] if job.exit.done() else [job.exit]
-            await asyncio.wait([waiter, *others], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
             self._loop.remove_reader(reader)
