@@ -295,6 +295,20 @@ def test_what_comes_out_of_a_sandbox_is_not_believed(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_sandbox_whose_files_of_users_lie_still_answers(tmp_path: Path) -> None:
+    with running(make_environment("bubblewrap", tmp_path)) as live:
+        live.output("rm /etc/passwd /etc/group; ln -s /dev/zero /etc/group")
+        assert live.output("id -u", timeout_sec=30) == "0"
+        assert live.output("id -u; echo $HOME", user="root", timeout_sec=30) == "0\n/root"
+
+
+def test_the_session_keyring_of_the_trainer_is_not_visible(live: Live) -> None:
+    def keyrings(text: str) -> set[str]:
+        return {line.split()[0] for line in text.splitlines() if "keyring" in line and "_ses" in line}
+
+    assert not keyrings(live.output("cat /proc/keys")) & keyrings(Path("/proc/keys").read_text())
+
+
 # --- commands that do not end -----------------------------------------------------------------------------------------
 
 ESCAPES = {
@@ -555,10 +569,16 @@ def test_a_kernel_without_user_namespaces_is_an_error_that_says_so(tmp_path: Pat
     assert "user.max_user_namespaces is 0" in result.stdout, result
 
 
-def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(SandboxUnavailableError, match=r"need Linux.*environment_type='docker'"):
-        bubblewrap._find_bwrap()
+        make_environment("bubblewrap", tmp_path)
+
+
+def test_a_workdir_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    environment = make_environment("bubblewrap", tmp_path, dockerfile="FROM debian\nWORKDIR /etc/passwd/x\n")
+    with pytest.raises(RuntimeError, match="/etc/passwd/x"):
+        asyncio.run(environment.start(force_build=False))
 
 
 # --- the end of the trainer -------------------------------------------------------------------------------------------

@@ -68,11 +68,15 @@ def load(descriptor: int) -> "dict[str, Any]":
 
 
 def records(path: str) -> list[list[str]]:
+    """Lines of a file such as /etc/passwd, which the sandbox's root may have made into anything."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return [line.rstrip("\n").split(":") for line in file if line.count(":") >= 2]
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o170000 != 0o100000:
+                return []
+            lines = file.read(1 << 20).decode("utf-8", "surrogateescape").split("\n")
     except OSError:
         return []
+    return [line.split(":") for line in lines if line.count(":") >= 2]
 
 
 class UnknownUser(Exception):
@@ -87,7 +91,9 @@ def find_user(user: str) -> tuple[int, int, list[int], str]:
         if len(record) >= 6 and (record[0] == name or record[2] == name) and record[2].isdigit():
             name, uid, gid, home = record[0], int(record[2]), int(record[3]), record[5]
             break
-    if uid < 0:
+    if uid < 0 and name == "root":
+        uid, home = 0, "/root"
+    elif uid < 0:
         if not name.isdigit():
             raise UnknownUser(f"unable to find user {name}: no matching entries in passwd file")
         uid = int(name)
@@ -418,10 +424,15 @@ def handle() -> None:
     verb, _, name = text.partition(" ")
     if verb == "boot":
         boot.update(load(descriptors[0]))
-        for path in boot["directories"]:
-            os.makedirs(path, exist_ok=True)
-            os.chmod(path, 0o777 if path in boot["open_directories"] else 0o755)
-        tell("ready")
+        try:
+            for path in boot["directories"]:
+                os.makedirs(path, exist_ok=True)
+            for path in boot["open_directories"]:
+                os.chmod(path, 0o777)
+        except OSError as error:
+            tell(f"broken {error.strerror}: {error.filename}")
+        else:
+            tell("ready")
     elif verb == "exec":
         request = load(descriptors[0])
         try:
