@@ -28,3 +28,11 @@ class HarnessTypeError(HarborTrlError, TypeError):
 
 class SandboxUnavailableError(HarborTrlError, RuntimeError):
     """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""
+
+
+class SandboxNotAnsweringError(HarborTrlError, TimeoutError):
+    """A sandbox gave no answer within the time a command may take plus the time to end it."""
+
+
+class SandboxFileError(HarborTrlError, OSError):
+    """A file in a sandbox could not be read or written."""
