@@ -36,3 +36,13 @@ class SandboxNotAnsweringError(HarborTrlError, TimeoutError):
 
 class SandboxFileError(HarborTrlError, OSError):
     """A file in a sandbox could not be read or written."""
+class RewardKeyError(HarborTrlError, LookupError):
+    """A verifier gives several rewards, and which one is the scalar was not said."""
+
+
+class SandboxLostError(HarborTrlError, RuntimeError):
+    """A harness asked for the sandbox of a rollout that has none (any more)."""
+
+
+class UnsupportedTaskError(HarborTrlError, ValueError):
+    """A task needs something that the chosen sandbox backend cannot honour."""

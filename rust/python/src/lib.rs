@@ -14,4 +14,6 @@ mod _native {
 
     #[pymodule_export]
     use super::output::OutputBuffer;
+    #[pymodule_export]
+    use super::suite::{ArrowStream, SuiteIndex, parse_toml};
 }
