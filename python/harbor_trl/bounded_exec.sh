@@ -100,6 +100,7 @@ print_with_builtins() {
         i=$((i + 1)) line=
     done <&8
     printf %s "$line"
+    IFS= read -r line <&8 && lost=1
 }
 
 report() {
@@ -154,37 +155,45 @@ fi
 
 # Not by exit status: bash forgets that of a process that ends while a trap interrupts `wait`.
 timed_out=0 lost=0 held=0 alarm=
-trap 'timed_out=1' USR1
-trap 'lost=1' ALRM
-trap 'alarm=1' USR2
 # Whoever looks for its own processes to end may well hit these.
 trap : TERM INT HUP
+# Until the watchdog has handlers of its own, a signal must not end it.
+trap '' USR1 USR2
 (
     trap - EXIT
+    # Without it, only the caller keeps the deadline.
+    command -v sleep >/dev/null || exit 0
     exec >/dev/null 8<&-
     trap '[ "$slain" ] && slay_now; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
-    trap 'ended=1' USR2
+    # Ends the sleep, not only the wait: it may come before that.
+    trap 'ended=1; kill $!' USR2
     sleep "$seconds" &
-    wait $!
-    if [ "$ended" ]; then
-        # The command is over; if its output does not end soon, a background process holds it.
+    read -r line <"$base.pid"
+    [ "$ended" ] || [ "$line" = ended ] || wait $!
+    if [ "$ended" ] || [ "$line" = ended ]; then
         kill $!
-        sleep 0.2 &
-        wait $!
-        exit 0
+        # The command is over; if its output does not end soon, a background process holds it.
+        while :; do
+            sleep 0.2 &
+            wait $!
+            kill -USR2 $$ || exit 0
+        done
     fi
     kill -USR1 $$
     slay
     sleep 0.1
 ) &
 watchdog=$!
+trap 'timed_out=1' USR1
+trap 'alarm=1' USR2
+trap 'lost=1' ALRM
 
 mode=direct
 if [ "$base" ]; then
     mode=file
-    command -v cat >/dev/null && mkfifo -m 600 "$base.fifo" && mode=fifo
+    command -v cat >/dev/null && command -v sleep >/dev/null && mkfifo -m 600 "$base.fifo" && mode=fifo
 fi
 case $mode in
 fifo)
@@ -213,7 +222,10 @@ fifo)
     status=$?
     trap '' PIPE
     exec 9>&-
-    [ "$timed_out" = 1 ] || kill -USR2 "$watchdog" || alarm=1
+    if [ "$timed_out" = 0 ]; then
+        echo ended >"$base.pid"
+        kill -USR2 "$watchdog" || alarm=1
+    fi
     while [ -z "$alarm" ] && alive "$reader"; do wait "$reader"; done
     if [ "$alarm" ] && alive "$reader"; then
         # The mark comes out of the pipe behind all that the command itself wrote.

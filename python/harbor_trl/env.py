@@ -59,7 +59,9 @@ class HarborEnv:
             SandboxUnavailableError: The backend cannot run on this machine (checked before the first rollout).
         """
         if task_dir is None:
-            raise ValueError("reset() needs task_dir, the directory of a Harbor task: a column of HarborSpec.train_dataset.")
+            raise ValueError(
+                "reset() needs task_dir, the directory of a Harbor task: a column of HarborSpec.train_dataset."
+            )
         from harbor_trl.rollout import Rollout, first_instruction, preflight
 
         if self._environment_type not in _preflighted:

@@ -36,6 +36,8 @@ class SandboxNotAnsweringError(HarborTrlError, TimeoutError):
 
 class SandboxFileError(HarborTrlError, OSError):
     """A file in a sandbox could not be read or written."""
+
+
 class RewardKeyError(HarborTrlError, LookupError):
     """A verifier gives several rewards, and which one is the scalar was not said."""
 

@@ -326,7 +326,7 @@ class _WrappedCall:
         if started:
             rest = await self._recover()
             note = f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
-            text = "\n".join(part for part in (rest.text if rest else "", note) if part)
+            text = "\n".join(part for part in (rest.text.rstrip("\n") if rest else "", note) if part)
             return CommandResult(text, code or 125, broken=rest is None or rest.broken)
         said = said[:500] or "it said nothing"
         if _lacks_shell(result):

@@ -173,9 +173,7 @@ class HarborSpec:
         if tasks.broken:
             count = f"{len(tasks.broken)} of {_count(len(suite), 'task')} cannot be used"
             if self._on_invalid == "raise":
-                raise SuiteError(
-                    f"{suite.root}: {count} (on_invalid='skip' leaves them out):\n{listed(tasks.broken)}"
-                )
+                raise SuiteError(f"{suite.root}: {count} (on_invalid='skip' leaves them out):\n{listed(tasks.broken)}")
             if not len(tasks.table):
                 raise SuiteError(f"{suite.root}: no chosen task is left, {count}:\n{listed(tasks.broken)}")
             warnings.warn(f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them", stacklevel=3)
@@ -199,7 +197,9 @@ class HarborSpec:
             )
             return Suite(hub.root, task_ids=hub.task_ids), hub.selected
         if self._revision is not None:
-            raise SuiteError(f"{path.absolute()} is a local directory: revision={self._revision!r} does not apply to it.")
+            raise SuiteError(
+                f"{path.absolute()} is a local directory: revision={self._revision!r} does not apply to it."
+            )
         suite = open_suite(path, read=everything)
         if not len(suite):
             problems = f":\n{'\n'.join(f'  {problem}' for problem in suite.problems)}" if suite.problems else ""

@@ -305,7 +305,9 @@ def read_with_tomllib(file: Path, ours: _Refusal) -> dict[str, Any] | _Refusal:
     except OSError as error:
         return _Refusal(f"cannot be read: {error.strerror or error}", None, None)
     if _tomllib_steps(text) > _TOMLLIB_STEPS:
-        return ours._replace(reason=f"{ours.reason}; Python's tomllib, which Harbor uses, would take minutes to read it")
+        return ours._replace(
+            reason=f"{ours.reason}; Python's tomllib, which Harbor uses, would take minutes to read it"
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
