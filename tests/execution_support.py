@@ -27,7 +27,25 @@ BASE_IMAGE = "debian:bookworm-slim"
 BUSYBOX_IMAGE = "harbor-trl-busybox:latest"
 
 #: What the wrapper may use, less the shells.
-TOOLS = "cat chmod echo env false grep head kill ls mkdir mkfifo od printf ps rm seq sleep sort tail tr true wc yes base64".split()
+TOOLS = (
+    *(
+        "base64",
+        "cat",
+        "chmod",
+        "echo",
+        "env",
+        "false",
+        "grep",
+        "head",
+        "kill",
+        "ls",
+        "mkdir",
+        "mkfifo",
+        "od",
+        "printf",
+    ),
+    *("ps", "rm", "seq", "sleep", "sort", "tail", "tr", "true", "wc", "yes"),
+)
 
 
 class LocalEnvironment:

@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from harbor.environments.base import ExecResult
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from execution_support import (
     BASE_IMAGE,
     BUSYBOX_IMAGE,
@@ -29,10 +33,6 @@ from execution_support import (
     local_environment,
     started,
 )
-from harbor.environments.base import ExecResult
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from harbor_trl import execution
 from harbor_trl.environments.docker import FastDockerEnvironment
 from harbor_trl.errors import SandboxFileError, SandboxNotAnsweringError
@@ -69,11 +69,19 @@ CASES = [
     Case("nothing at all", ":", "(empty output, rc=0)", needs_tools=False),
     Case("nothing but a code", "exit 7", "(empty output, rc=7)", 7, needs_tools=False),
     Case("a signal is named", "kill -SEGV $$", "(empty output, rc=139)\n[killed by SIGSEGV]", 139, needs_tools=False),
-    Case("an unknown program", "nosuchprogram", re.compile(r".*nosuchprogram.*not found\n\(rc=127\)", re.S), 127, False),
+    Case(
+        "an unknown program", "nosuchprogram", re.compile(r".*nosuchprogram.*not found\n\(rc=127\)", re.S), 127, False
+    ),
     Case("a syntax error", "if", re.compile(r".*(syntax error|unexpected).*\(rc=2\)", re.S | re.I), 2, False),
     Case("stdin is empty", "cat; read x; echo $?", "1\n"),
     Case("a here-document", "cat <<'END'\n$HOME `x` \\ '\nEND", "$HOME `x` \\ '\n"),
-    Case("quotes and characters", """printf '%s\n' "it's" 'a "b"' é€😀 '$x' '\\'""", "it's\na \"b\"\né€😀\n$x\n\\\n", 0, False),
+    Case(
+        "quotes and characters",
+        """printf '%s\n' "it's" 'a "b"' é€😀 '$x' '\\'""",
+        'it\'s\na "b"\né€😀\n$x\n\\\n',
+        0,
+        False,
+    ),
     Case("bytes that are not UTF-8", r"printf 'a\377\300b'", "a\ufffd\ufffdb", needs_tools=False),
     Case("the dumb terminal", "echo $TERM $PAGER $GIT_PAGER", "dumb cat cat\n", needs_tools=False),
     Case("colours and redraws", r"printf '\033[31mred\033[0m\n10%%\r100%%\n'", "red\n100%\n", needs_tools=False),
@@ -173,15 +181,18 @@ def test_output_beyond_the_limit_keeps_both_ends_and_the_whole_in_a_file(tools):
     file = re.search(r"the whole output is in (\S+) ", cut)[1]
     missing = whole[len(head) : -len(tail)]
     assert f"left out: {len(missing)} bytes, {missing.count(chr(10))} lines;" in cut
-    assert run(tools, f"wc -c <{file}; grep -n 15000 {file}; rm {file}").text.split() == [str(len(whole)), "15000:15000"]
+    assert run(tools, f"wc -c <{file}; grep -n 15000 {file}; rm {file}").text.split() == [
+        str(len(whole)),
+        "15000:15000",
+    ]
 
 
 @pytest.mark.parametrize("flood", ["yes", "cat /dev/zero", "while :; do echo y; done", "trap '' PIPE TERM; yes; yes"])
 def test_a_flood_is_stopped_at_the_cap(tools, flood):
-    result = run(tools, flood, output_cap=1 << 20, timeout_sec=60)
+    result = run(tools, flood, output_cap=1 << 18, timeout_sec=60)
     assert not result.timed_out and len(result.text) < 9_000
     note = result.text.splitlines()[-1]
-    assert note.startswith("[stopped: the command wrote more than 1024 KiB"), note
+    assert note.startswith("[stopped: the command wrote more than 256 KiB"), note
     run(tools, "rm -f /tmp/harbor-trl-*")
 
 
@@ -255,7 +266,7 @@ COMMANDS = st.one_of(
     st.builds("printf '%s\\n' {}".format, QUOTED),
     st.builds("printf %s {} >&2".format, QUOTED),
     st.builds("cat <<'E O F'\n{}\nE O F".format, TEXT),
-    st.builds("x={}; echo \"$x\" | tr a b".format, QUOTED),
+    st.builds('x={}; echo "$x" | tr a b'.format, QUOTED),
     st.builds("(exit {}); echo $?".format, st.integers(0, 255)),
     st.builds("printf '\\{:03o}'".format, st.integers(1, 255)),
     st.builds("seq {} | tail -n 3".format, st.integers(0, 2000)),
@@ -392,9 +403,7 @@ def test_a_native_bounded_exec_is_used(local):
             return BoundedOutput(b"abcdefghij", b"klm\n", 50, 2, return_code=1, file="/tmp/all")
 
     result = asyncio.run(run_command(Native(local), "true", output_limit=10))
-    assert result.text == (
-        "abcde\n[... left out: 55 bytes, 2 lines; the whole output is in /tmp/all ...]\nklm\n(rc=1)"
-    )
+    assert result.text == ("abcde\n[... left out: 55 bytes, 2 lines; the whole output is in /tmp/all ...]\nklm\n(rc=1)")
 
 
 def test_nowhere_to_write(tmp_path):
@@ -423,7 +432,7 @@ def test_the_tasks_own_variables_win(tmp_path):
 
 @contextlib.contextmanager
 def container(tmp_path: Path, image: str = BASE_IMAGE, compose: str = "", **config: Any) -> Iterator[Live]:
-    options = {}
+    options: dict[str, Any] = {}
     if compose:
         overlay = tmp_path / "overlay.yaml"
         overlay.write_text(f"services:\n  main:\n{compose}")
@@ -434,21 +443,21 @@ def container(tmp_path: Path, image: str = BASE_IMAGE, compose: str = "", **conf
 
 @pytest.mark.docker
 @pytest.mark.parametrize("image", [BASE_IMAGE, BUSYBOX_IMAGE])
-def test_everything_deleted_gives_texts(tmp_path, image):
+def test_every_program_deleted_gives_texts(tmp_path, image):
     with container(tmp_path, image) as sandbox:
-        remove = "rm -rf --no-preserve-root /" if image == BASE_IMAGE else "rm -rf /bin /etc /tmp"
-        first = run(sandbox, f"echo begun; {remove} 2>/dev/null; echo done", timeout_sec=60)
-        assert first.text.startswith("begun\n"), first
+        # All of `rm -rf /` that matters here, and quick.
+        first = run(sandbox, "echo begun; rm -rf /bin /usr/bin /tmp /dev/null; echo done", timeout_sec=60)
+        assert first.text == "begun\ndone\n"
         after = run(sandbox, "echo x", timeout_sec=5)
-        assert after.broken and after.text.startswith("[not run: the sandbox has no shell"), after
+        assert after.broken and after.text.startswith("[not run: the sandbox "), after
 
 
 @pytest.mark.docker
-def test_every_process_killed_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
+def test_every_process_killed_gives_a_text(tmp_path):
     with container(tmp_path) as sandbox:
+        # The container ends with the only child of its init.
         result = run(sandbox, "echo written; sleep 0.3; kill -9 -1; sleep 9", timeout_sec=60)
-        assert "written" in result.text and "killed the shell" in result.text, result
-        assert run(sandbox, "echo usable").text == "usable\n"
+        assert "[the command killed the shell that ran it (rc=137)" in result.text and result.broken
 
 
 @pytest.mark.docker
@@ -466,7 +475,9 @@ def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path, bomb):
     with container(tmp_path, compose="    pids_limit: 100\n") as sandbox:
         result = run(sandbox, f"echo lit; {bomb}", timeout_sec=5)
         assert result.text, result
-        assert run(sandbox, "echo usable", timeout_sec=20).text == "usable\n", result
+        first = run(sandbox, "echo usable", timeout_sec=20)
+        assert first.text == "usable\n" or "could not start any more processes" in first.text, first
+        assert run(sandbox, "echo usable", timeout_sec=20).text == "usable\n"
 
 
 @pytest.mark.docker
@@ -478,7 +489,9 @@ def test_a_process_killed_for_memory_is_named(tmp_path):
 
 @pytest.mark.docker
 def test_a_full_disk_gives_a_text(tmp_path):
-    compose = "    tmpfs: ['/tmp:size=64k', '/var/tmp:size=64k', '/root:size=64k']\n    shm_size: 64k\n    read_only: true\n"
+    compose = (
+        "    tmpfs: ['/tmp:size=64k', '/var/tmp:size=64k', '/root:size=64k']\n    shm_size: 64k\n    read_only: true\n"
+    )
     with container(tmp_path, compose=compose) as sandbox:
         for place in ("/tmp", "/var/tmp", "/root", "/dev/shm"):
             run(sandbox, f"cat /dev/zero >{place}/full 2>/dev/null")

@@ -7,9 +7,9 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.output import MAX_HELD_CHARS, show
 
 from harbor_trl._native import OutputBuffer
+from reference.output import MAX_HELD_CHARS, show
 
 PIECES = st.one_of(
     st.binary(max_size=30),

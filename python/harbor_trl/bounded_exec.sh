@@ -33,18 +33,21 @@ slay() {
             i=$((i + 1))
         done
     fi
-    slay_now
+    slay_now "$id"
 }
 
+# Marked by: $1.
 slay_now() {
     [ "$pid" ] && { kill -KILL -"$pid" || kill -KILL "$pid"; }
     for pass in 1 2 3; do
         found=
         for environ in /proc/[0-9]*/environ; do
             while IFS= read -r line || [ "$line" ]; do
-                case $line in *HARBOR_TRL_EXEC="$id"*)
-                    environ=${environ%/environ}
-                    kill -KILL "${environ#/proc/}" && found=1
+                case $line in *HARBOR_TRL_EXEC="$1"*)
+                    process=${environ%/environ}
+                    # Its group too: a fork bomb is faster than this loop.
+                    read -r _ _ _ _ group_id _ <"$process/stat" && [ "$group_id" -gt 1 ] && kill -KILL -"$group_id"
+                    kill -KILL "${process#/proc/}" && found=1
                     break
                     ;;
                 esac
@@ -53,7 +56,7 @@ slay_now() {
         [ "$found" ] || break
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
-    [ "$pid" ] && [ -d "/proc/$pid" ] && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+    [ "$pid" ] && alive "$pid" && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
 }
 
 # Not a zombie either, which `kill -0` takes for alive.
@@ -105,20 +108,20 @@ print_with_builtins() {
 
 report() {
     count_oom_kills
-    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s\n' "$mark" \
-        "$status" "${size:-0}" "$timed_out" "${over:-0}" "$lost" "$held" "$((oom_kills - oom_before))" \
+    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s\n' "$mark" \
+        "$status" "${size:-0}" "$timed_out" "${over:-0}" "$lost" "${exhausted:-0}" "$held" "$((oom_kills - oom_before))" \
         "$mode" "$shell" "$group" "$kept"
     reported=1
 }
 
-# A shell that cannot fork ends here. The command's processes are the likely reason.
+# A shell that cannot fork ends here. What this command or an earlier one left running is the likely reason.
 emergency() {
     [ "$reported" ] && return
+    trap '' USR1 USR2
     read -r pid _ <&6
     slay_now
-    trap '' USR1 USR2
     print_with_builtins
-    status=${status:-125} lost=1
+    status=${status:-125} exhausted=1
     report
 }
 
@@ -164,7 +167,7 @@ trap '' USR1 USR2
     # Without it, only the caller keeps the deadline.
     command -v sleep >/dev/null || exit 0
     exec >/dev/null 8<&-
-    trap '[ "$slain" ] && slay_now; kill -USR2 $$' EXIT
+    trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
     # Ends the sleep, not only the wait: it may come before that.
@@ -251,7 +254,15 @@ file)
     ;;
 direct)
     exec 4>&1
-    status=$({ { launch 9>&1 4>&-; echo $? >&3; } | { head -c "$keep" >&4; cat >/dev/null; }; } 3>&1)
+    words=$(
+        {
+            { launch 9>&1 4>&-; echo $? >&3; } |
+                { head -c "$keep" >&4; [ "$(head -c 1 | wc -c)" -eq 0 ] || { echo lost >&3; cat >/dev/null; }; }
+        } 3>&1
+    )
+    for word in $words; do
+        case $word in lost) lost=1 ;; *) status=$word ;; esac
+    done
     ;;
 esac
 if [ "$timed_out" = 1 ]; then
@@ -265,17 +276,19 @@ trap '' USR1 USR2
 if [ "$base" ]; then
     out=$base.out
     [ -e "$out" ] || out=/proc/$$/fd/8
-    size=$(wc -c <"$out")
+    size=$(wc -c <"$out") || size=-1
     size=$((size))
     [ "$size" -ge $((cap * 1024)) ] && over=1
-    if [ "$size" -gt $((2 * keep)) ]; then
+    if [ "$size" = -1 ]; then
+        print_with_builtins
+    elif [ "$size" -gt $((2 * keep)) ]; then
         head -c "$keep" "$out"
         gap=$((size - 2 * keep))
         lines=$(tail -c +$((keep + 1)) "$out" | head -c "$gap" | wc -l)
         printf '%s gap bytes=%s lines=%s\n' "$mark" "$gap" "$((lines))"
         tail -c "$keep" "$out"
-    elif [ "$size" -gt 0 ] || [ "$mode" = file ]; then
-        cat "$out" || print_with_builtins
+    elif [ "$size" -gt 0 ]; then
+        cat "$out"
     fi
     if [ "$size" -gt "$shown" ] || [ "$held" = 1 ]; then
         kept=$base.out

@@ -71,6 +71,8 @@ class BoundedOutput(NamedTuple):
     over_cap: bool = False
     #: The sandbox had no room for the output, part of it is gone.
     lost: bool = False
+    #: The sandbox could not start any more processes, so what commands had left running was killed.
+    exhausted: bool = False
     #: A process in the background still writes to the output.
     background: bool = False
     #: Processes that were killed for memory while the command ran.
@@ -211,7 +213,12 @@ def _describe(output: BoundedOutput, remark: str, timeout: float, limit: int, ca
     if output.oom_kills:
         notes.append(f"[out of memory: the kernel killed {output.oom_kills} process(es) of this sandbox]")
     if output.lost:
-        notes.append("[the sandbox has no room left for the output (disk full, or no processes): part of it is lost]")
+        notes.append("[the sandbox had no room for the output (is its disk full?): part of it is lost]")
+    if output.exhausted:
+        notes.append(
+            "[the sandbox could not start any more processes: all that commands had left running was killed, "
+            "this command may not have run to its end]"
+        )
     if output.background:
         where = f"; what it writes from now on is in {output.file}" if output.file else ""
         notes.append(f"[a process in the background still holds the output{where}]")
@@ -308,6 +315,7 @@ class _WrappedCall:
             timed_out=fields["timed_out"] == "1",
             over_cap=fields["over"] == "1",
             lost=fields["lost"] == "1",
+            exhausted=fields["exhausted"] == "1",
             background=fields["held"] == "1",
             oom_kills=int(fields["ooms"]),
             file=fields["file"] or None,
