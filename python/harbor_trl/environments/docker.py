@@ -78,7 +78,8 @@ class FastDockerEnvironment(DockerEnvironment):
     def _detect_daemon_os(cls) -> str | None:
         return _daemon_os()
 
-    def _requires_egress_control(  # type: ignore[override]  # a static method of Harbor's, called on the instance
+    # Static in Harbor, but called on the instance.
+    def _requires_egress_control(
         self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
     ) -> bool:
         policies = [startup_network_policy, *phase_network_policies]
