@@ -1,1 +1,68 @@
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
 __version__: str
+
+@final
+class ArrowStream:
+    """One record batch, for whatever takes the Arrow PyCapsule interface, such as `pyarrow.table`."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+@final
+class SuiteIndex:
+    """The tasks of a suite: found, and read where asked for.
+
+    `watch(found, read)` is called about every 50 ms with the number of tasks so far; what it raises ends the work.
+    """
+
+    @staticmethod
+    def scan(
+        root: str | os.PathLike[str],
+        *,
+        read: bool,
+        toml_1_1: bool = False,
+        watch: Callable[[int, int], object] | None = None,
+    ) -> SuiteIndex:
+        """Find every task below `root`, and with `read` also read each.
+
+        Raises:
+            OSError: `root` is no directory that can be listed.
+        """
+
+    @staticmethod
+    def of(root: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]) -> SuiteIndex:
+        """A suite whose tasks, as paths below `root`, are known already; none is read."""
+
+    def __len__(self) -> int: ...
+    def read(
+        self,
+        positions: Sequence[int] | None = None,
+        *,
+        toml_1_1: bool = False,
+        watch: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Read the tasks at these positions (all by default) that are not read yet."""
+
+    def paths(self, positions: Sequence[int] | None = None) -> list[str]:
+        """Paths below the root, as `os.fsdecode` gives them; the root itself is the empty string."""
+
+    def problems(self) -> list[tuple[str, str, str]]:
+        """Path below the root, kind, and where a link leads or what the system says."""
+
+    def refused(self) -> list[tuple[int, str, str, int, int]]:
+        """Position, kind, message, line and column (0: none) of each task that was read and refused."""
+
+    def supply(self, position: int, name: str | None, metadata: dict[str, Any]) -> None:
+        """Take the values of a task that Python read itself.
+
+        Raises:
+            ValueError: A value is nested too deeply for a column.
+        """
+
+    def columns(self, positions: Sequence[int] | None = None) -> tuple[ArrowStream, list[str]]:
+        """Columns `task_dir`, `task_index`, `task_id`, `task_name`, then each metadata key; and the keys that are JSON text."""
+
+def parse_toml(text: str, *, toml_1_1: bool = False) -> dict[str, Any] | tuple[str, str, int, int]:
+    """Parse TOML as the index does: the document, or `(kind, message, line, column)` of a refusal."""

@@ -28,3 +28,15 @@ class HarnessTypeError(HarborTrlError, TypeError):
 
 class SandboxUnavailableError(HarborTrlError, RuntimeError):
     """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""
+
+
+class RewardKeyError(HarborTrlError, LookupError):
+    """A verifier gives several rewards, and which one is the scalar was not said."""
+
+
+class SandboxLostError(HarborTrlError, RuntimeError):
+    """A harness asked for the sandbox of a rollout that has none (any more)."""
+
+
+class UnsupportedTaskError(HarborTrlError, ValueError):
+    """A task needs something that the chosen sandbox backend cannot honour."""

@@ -1,6 +1,8 @@
 //! The hot half of harbor-trl. Knows nothing of Python; `rust/python` only converts.
 
+pub mod columns;
 pub mod dockerfile;
 pub mod output;
 pub mod suite;
 pub mod task;
+pub mod toml;

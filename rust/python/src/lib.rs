@@ -11,4 +11,7 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals)]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use super::suite::{ArrowStream, SuiteIndex, parse_toml};
 }

@@ -1,0 +1,242 @@
+"""`HarborEnv`: what the trainer drives. Subclasses are harnesses: their public methods are the policy's tools."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harbor_trl.engine import engine
+from harbor_trl.errors import SandboxLostError
+from harbor_trl.options import RolloutOptions
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+    from harbor_trl.rollout import Failure, Outcome, Rollout
+
+_preflighted: set[str] = set()
+
+
+class HarborEnv:
+    """A TRL environment on a Harbor task: sandbox, tools, verifier.
+
+    TRL calls `reset(task_dir=...)`, then tools, then reads `reward` through a reward function. Each `reset` begins a new
+    rollout, which is a Harbor trial: it starts in the background, and the first tool call waits for its sandbox.
+
+    Subclass it to write a harness: each public method is a tool (type hints and a docstring with an `Args:` section
+    make its schema), everything else begins with an underscore. Building an instance starts nothing.
+
+    Args:
+        environment_type: Harbor's sandbox backend: `"docker"`, `"bubblewrap"` (ours), `"e2b"`, ... or
+            `"package.module:Class"`.
+        options: How rollouts are run. Default: `RolloutOptions()`.
+    """
+
+    #: Appended to the task's instruction.
+    PROMPT_SUFFIX: str = ""
+
+    def __init__(self, environment_type: str = "docker", *, options: RolloutOptions | None = None) -> None:
+        self._environment_type = environment_type
+        self._options = options or RolloutOptions()
+        self._rollout: Rollout | None = None
+
+    def reset(self, task_dir: str | None = None, **columns: Any) -> str:
+        """Begin a rollout of the task in `task_dir`; one that is still going on is stopped in the background.
+
+        Args:
+            task_dir: Directory of a Harbor task.
+            columns: The other columns of the dataset's row, for subclasses.
+
+        Returns:
+            The task's instruction and `PROMPT_SUFFIX`.
+
+        Raises:
+            ValueError: No `task_dir`.
+            SandboxUnavailableError: The backend cannot run on this machine (checked before the first rollout).
+        """
+        if task_dir is None:
+            raise ValueError("reset() needs task_dir, the directory of a Harbor task: a column of HarborSpec.train_dataset.")
+        from harbor_trl.rollout import Rollout, first_instruction, preflight
+
+        if self._environment_type not in _preflighted:
+            preflight(self._environment_type, self._options.environment_kwargs)
+            _preflighted.add(self._environment_type)
+        previous = self._current
+        if previous is not None:
+            previous.abandon()
+        path = Path(task_dir).absolute()
+        # A harness that the trainer dropped must not live on in its trial.
+        self._rollout = Rollout(
+            engine(), path, self._environment_type, self._options, set_up=_weak_setup(self), predecessor=previous
+        )
+        try:
+            return first_instruction(path) + self.PROMPT_SUFFIX
+        except (OSError, ValueError) as error:
+            # The trial fails in the same way and says so; one broken task is no reason to end a run of days.
+            return f"[this task's instruction cannot be read: {error}]"
+
+    async def _setup(self) -> None:
+        """Prepare the sandbox, once per rollout: it is up and healthy, no tool call has been made.
+
+        Override it, for instance to `await self._env.upload_file(...)` or `await self._env.exec(...)`. What it raises
+        fails the rollout (reward None).
+        """
+
+    def _exec(self, command: str, timeout: float = 180) -> str:
+        """Run a shell command in the sandbox as the task's agent user.
+
+        Args:
+            command: The command.
+            timeout: Seconds after which it is killed.
+
+        Returns:
+            Standard output and error in the order they were written, cut to the output limit;
+            `(empty output, rc=N)` when there is none. A sandbox that does not answer gives a text that says so.
+        """
+        rollout = self._current
+        if rollout is None:
+            return _NO_ROLLOUT
+        return engine().run(rollout.execute(command, timeout, self._options.output_limit))
+
+    async def _aexec(self, command: str, timeout: float = 180) -> str:
+        """`_exec` for async tools: awaits instead of blocking the caller's loop."""
+        import asyncio
+
+        rollout = self._current
+        if rollout is None:
+            return _NO_ROLLOUT
+        call = rollout.execute(command, timeout, self._options.output_limit)
+        if engine().on_own_thread:
+            return await call
+        return await asyncio.wrap_future(engine().submit(call))
+
+    def _run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the engine's loop, where `_env` lives, and wait for its result.
+
+        Callable from a plain thread and from inside a running event loop of another thread.
+
+        Raises:
+            RuntimeError: Called on the engine's own loop (in `_setup`); await there instead.
+            Exception: What the coroutine raises.
+        """
+        return engine().run(coroutine)
+
+    @property
+    def _env(self) -> BaseEnvironment | None:
+        """Harbor's live environment of this rollout; waits until it is up. None before the first `reset`.
+
+        Raises:
+            SandboxLostError: This rollout has no sandbox (any more).
+        """
+        if engine().on_own_thread:
+            from harbor_trl.rollout import setting_up
+
+            rollout = setting_up.get() or self._current
+            return rollout.environment if rollout is not None else None
+        rollout = self._current
+        if rollout is None:
+            return None
+        environment = engine().run(rollout.sandbox())
+        if environment is None:
+            raise SandboxLostError(rollout.dead_text())
+        rollout.touched = True
+        return environment
+
+    @property
+    def reward(self) -> float | None:
+        """The verifier's scalar for this rollout, computed once: reading it says that the policy has no more turns.
+
+        None where the infrastructure failed (TRL then leaves the rollout out), 0.0 where the policy can have caused the
+        failure, and on an environment that was never reset. `_failure` has the reason.
+
+        Read by a reward function, it starts the verifiers of the whole batch, so that they run at once.
+
+        Raises:
+            RewardKeyError: The task's verifier gives several rewards, and `reward_key` does not say which is meant.
+        """
+        outcome = self._outcome()
+        if outcome is None:
+            return 0.0
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.reward
+
+    def _reward_details(self) -> dict[str, float]:
+        """All the verifier's rewards by key; empty after a failure. Waits, as `reward` does."""
+        outcome = self._outcome()
+        return dict(outcome.details) if outcome is not None else {}
+
+    @property
+    def _failure(self) -> Failure | None:
+        """Why this rollout has no reward from its verifier (kind and message); None while it is not known to have failed."""
+        outcome = self._current.result if self._current is not None else None
+        return outcome.failure if outcome is not None else None
+
+    @property
+    def _trial_dir(self) -> Path | None:
+        """The trial's directory (config, log, result, verifier output); `keep_trials` says whether it stays."""
+        return self._current.trial_dir if self._current is not None else None
+
+    def _finish(self) -> Future[Outcome] | None:
+        """Say that the policy has no more turns: the verifier starts. Returns at once."""
+        return self._current.finish() if self._current is not None else None
+
+    def _outcome(self) -> Outcome | None:
+        rollout = self._current
+        if rollout is None:
+            return None
+        if not rollout.finishing:
+            for peer in _same_batch(self):
+                peer._finish()
+        return rollout.finish().result()
+
+    @property
+    def _current(self) -> Rollout | None:
+        # After a fork, the rollout belongs to the parent.
+        rollout = self._rollout
+        return rollout if rollout is not None and rollout.engine.pid == os.getpid() else None
+
+    def __del__(self) -> None:
+        rollout = getattr(self, "_rollout", None)
+        if rollout is not None and rollout.engine.pid == os.getpid():
+            rollout.abandon()
+
+
+_NO_ROLLOUT = "[there is no rollout: reset() was never called]"
+#: How many callers up a reward function's `environments` is looked for.
+_FRAMES = 12
+
+
+def _weak_setup(env: HarborEnv) -> Any:
+    import weakref
+
+    reference = weakref.ref(env)
+
+    async def set_up() -> None:
+        harness = reference()
+        if harness is not None:
+            await harness._setup()
+
+    return set_up
+
+
+def _same_batch(env: HarborEnv) -> list[HarborEnv]:
+    """The environments of the reward function that is reading `env.reward`.
+
+    A custom reward function reads them one after the other, and each read waits for a verifier. TRL hands it the whole
+    batch as `environments`, all of whose rollouts are over, so the list is taken from the callers' frames.
+    """
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        frame = frame.f_back
+        if frame is None:
+            break
+        local = frame.f_locals
+        for batch in (local.get("environments"), getattr(local.get("self"), "environments", None)):
+            if isinstance(batch, list | tuple) and any(other is env for other in batch):
+                return [other for other in batch if isinstance(other, HarborEnv)]
+    return []

@@ -1,0 +1,408 @@
+"""Starts bubblewrap sandboxes for one trainer process; a program of its own, run as `python -I -S _launcher.py FD`.
+
+It is a separate, small, single-threaded process for three reasons: forking it is cheap and safe, which forking a
+trainer is not; it can do the set-up that needs a privilege which the trainer should not take on; and when the trainer
+dies, it and every sandbox die with it.
+
+Each request is one datagram (a marshalled dict) on a Unix socket, with file descriptors attached. The forked child of a
+request makes a user namespace, mounts one size-limited tmpfs that holds everything the sandbox may write, and becomes
+`bwrap`, which starts `_supervisor.py` as PID 1. No file is left on the host: the tmpfs goes when the last process goes.
+"""
+
+from __future__ import annotations
+
+import _signal
+import _socket
+import ctypes
+import fcntl
+import marshal
+import os
+import resource
+import select
+import sys
+from typing import Any, NoReturn
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+
+#: Covered by a tmpfs in the mount namespace of a sandbox's set-up, never on the host itself.
+BASE = "/tmp"
+LAYER, BWRAP = f"{BASE}/layer", f"{BASE}/bwrap"
+
+#: Ids of a sandbox when the trainer is root: a range of its own, far from those that /etc/subuid hands out by default.
+FIRST_ID, ID_RANGE, RANGES = 0x6000_0000, 0x1_0000, 0x1F00
+
+#: Directories of the host's /usr that exist in each sandbox's own layer too. Ids outside the sandbox's map own the
+#: host's directories, and nobody inside may write there; these are the sandbox's own, merged with what lies below.
+OWN_DIRECTORIES = (
+    "bin",
+    "games",
+    "include",
+    "lib",
+    "libexec",
+    "local",
+    "local/bin",
+    "local/etc",
+    "local/include",
+    "local/lib",
+    "local/libexec",
+    "local/sbin",
+    "local/share",
+    "local/src",
+    "sbin",
+    "share",
+    "src",
+)
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+)
+
+BOOTSTRAP = "import marshal;f=open(4,'rb');c=marshal.load(f);f.close();exec(c)"
+
+
+class StageError(Exception):
+    """One step of the set-up failed: `stage` says which, `errno` why."""
+
+    def __init__(self, stage: str, error: OSError) -> None:
+        super().__init__(stage)
+        self.stage = stage
+        self.errno = error.errno or 0
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
+    def encode(text: str | None) -> bytes | None:
+        return None if text is None else os.fsencode(text)
+
+    if LIBC.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(options)):
+        code = ctypes.get_errno()
+        raise OSError(code, f"mount {target}: {os.strerror(code)}")
+
+
+def private_mounts() -> None:
+    try:
+        os.unshare(os.CLONE_NEWNS)
+        mount("none", "/", None, MS_REC | MS_PRIVATE, None)
+    except OSError as error:
+        raise StageError("mount namespace", error) from error
+
+
+def become_root(first_id: int | None, ask: int, answer: int) -> None:
+    """Become root of a new user namespace.
+
+    `first_id` is where the sandbox's range of ids starts (the parent writes the maps), or None for an ordinary user,
+    who can map only itself.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        os.unshare(os.CLONE_NEWUSER)
+    except OSError as error:
+        raise StageError("user namespace", error) from error
+    try:
+        if first_id is None:
+            for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        else:
+            os.write(ask, b"m")
+            if os.read(answer, 1) != b"m":
+                raise OSError(1, "the id maps were refused")
+            os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    except OSError as error:
+        raise StageError("id map", error) from error
+    try:
+        # No user namespace inside the sandbox: the kernel code that it opens up has had most of the escapes.
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")
+    except OSError:
+        pass
+
+
+def bind_aside(paths: list[str]) -> None:
+    """Cover BASE, in this mount namespace only, with a small tmpfs, and bind each of `paths` to a number in it."""
+    try:
+        # Opened first: a path may lie below BASE.
+        descriptors = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths]
+        mount("tmpfs", BASE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
+        os.mkdir(LAYER, 0o755)
+        os.mkdir(BWRAP, 0o755)
+        for index, (path, descriptor) in enumerate(zip(paths, descriptors, strict=True)):
+            aside = f"{BWRAP}/{os.path.basename(path)}" if index < 2 else f"{BASE}/{index}"
+            os.mkdir(aside)
+            mount(f"/proc/self/fd/{descriptor}", aside, None, MS_BIND | MS_REC, None)
+            os.close(descriptor)
+    except OSError as error:
+        raise StageError("bind", error) from error
+
+
+def enter(first_id: int | None, ask: int, answer: int, paths: list[str], size: str) -> None:
+    """All namespaces but those that bwrap makes, `paths` bound aside, the sandbox's tmpfs at LAYER."""
+    if first_id is None:
+        become_root(None, ask, answer)
+        private_mounts()
+        bind_aside(paths)
+    else:
+        # While still the host's root: the paths may lie where the sandbox's ids may not even enter.
+        private_mounts()
+        bind_aside(paths)
+        become_root(first_id, ask, answer)
+        private_mounts()
+    try:
+        mount("tmpfs", LAYER, "tmpfs", MS_NOSUID | MS_NODEV, size)
+    except OSError as error:
+        raise StageError("tmpfs", error) from error
+
+
+def fork_mapped(first_id: int | None) -> tuple[int, int, int]:
+    """Fork; returns (pid, ask, answer): 0 in the child, whose two ends lead to the parent, which must `write_maps`."""
+    ask_read, ask_write = os.pipe()
+    answer_read, answer_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(ask_read)
+        os.close(answer_write)
+        return 0, ask_write, answer_read
+    os.close(ask_write)
+    os.close(answer_read)
+    if first_id is not None and os.read(ask_read, 1):
+        try:
+            for name in ("uid_map", "gid_map"):
+                with open(f"/proc/{pid}/{name}", "w") as file:
+                    file.write(f"0 {first_id} {ID_RANGE}")
+            os.write(answer_write, b"m")
+        except OSError:
+            pass
+    os.close(ask_read)
+    os.close(answer_write)
+    return pid, -1, -1
+
+
+def probe(first_id: int | None) -> dict[str, Any]:
+    """Whether sandboxes can be made here: the stage that fails with its errno, and whether overlayfs works."""
+    read, write = os.pipe()
+    pid, ask, answer = fork_mapped(first_id)
+    if pid == 0:
+        result: dict[str, Any] = {"stage": "", "errno": 0, "overlay": False}
+        try:
+            enter(first_id, ask, answer, [], "size=1m")
+            for name in ("upper", "work", "merged"):
+                os.mkdir(f"{LAYER}/{name}")
+            try:
+                options = f"lowerdir=/usr,upperdir={LAYER}/upper,workdir={LAYER}/work,userxattr"
+                mount("overlay", f"{LAYER}/merged", "overlay", 0, options)
+                result["overlay"] = True
+            except OSError:
+                pass
+        except StageError as error:
+            result.update(stage=error.stage, errno=error.errno)
+        except OSError as error:
+            result.update(stage="set-up", errno=error.errno or 0)
+        os.write(write, marshal.dumps(result))
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        data = file.read()
+    os.waitpid(pid, 0)
+    return marshal.loads(data) if data else {"stage": "set-up", "errno": 0, "overlay": False}
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+
+
+def build_tree(root: str, files: dict[str, bytes], links: dict[str, str]) -> None:
+    """What a sandbox's root holds before anything is bound into it."""
+    for path, mode in (
+        ("dev", 0o755),
+        ("etc", 0o755),
+        ("home", 0o755),
+        ("media", 0o755),
+        ("mnt", 0o755),
+        ("opt", 0o755),
+        ("proc", 0o555),
+        ("root", 0o755),
+        ("run", 0o755),
+        ("srv", 0o755),
+        ("tmp", 0o1777),
+        ("usr", 0o755),
+        ("var", 0o755),
+        ("var/cache", 0o755),
+        ("var/lib", 0o755),
+        ("var/log", 0o755),
+        ("var/tmp", 0o1777),
+    ):
+        os.mkdir(f"{root}/{path}")
+        os.chmod(f"{root}/{path}", mode)
+    for path, data in files.items():
+        write_file(root + path, data)
+    for path, target in links.items():
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        os.symlink(target, root + path)
+
+
+def become_sandbox(
+    request: dict[str, Any], setup: dict[str, Any], control: int, errors: int, code: int, ask: int, answer: int
+) -> NoReturn:
+    """In the forked child: set everything up and become bwrap. Does not return."""
+    package = os.path.dirname(os.path.dirname(setup["bwrap"]))
+    paths = [package, package + ".libs", *setup["prefixes"]]
+    if not os.path.isdir(paths[1]):
+        paths[1] = package + "/_bin"
+    size = f"size={request['storage_bytes']},nr_inodes={request['inodes']},mode=0755"
+    enter(request["first_id"], ask, answer, paths, size)
+    os.umask(0o022)
+    root = f"{LAYER}/root"
+    os.mkdir(root, 0o755)
+    build_tree(root, {**setup["files"], **request["files"]}, setup["links"])
+
+    arguments = [
+        "bwrap",
+        "--as-pid-1",
+        "--die-with-parent",
+        "--new-session",
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        *(() if request["network"] else ("--unshare-net",)),
+        "--hostname",
+        "sandbox",
+        "--clearenv",
+        "--bind",
+        root,
+        "/",
+    ]
+    if setup["overlay"]:
+        upper = f"{LAYER}/usr"
+        for name in OWN_DIRECTORIES:
+            below = f"/usr/{name}"
+            if name.startswith("local") or (os.path.isdir(below) and not os.path.islink(below)):
+                os.makedirs(f"{upper}/{name}", exist_ok=True)
+        for path, target in setup["usr_links"].items():
+            os.symlink(target, f"{LAYER}{path}")
+        os.mkdir(f"{LAYER}/work")
+        arguments += ["--overlay-src", "/usr", "--overlay", upper, f"{LAYER}/work", "/usr"]
+    else:
+        arguments += ["--ro-bind", "/usr", "/usr"]
+    for path in setup["read_only"]:
+        arguments += ["--ro-bind-try", path, path]
+    for index, path in enumerate(setup["prefixes"], 2):
+        arguments += ["--ro-bind", f"{BASE}/{index}", path]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    arguments += ["--perms", "1777", "--size", str(request["shm_bytes"]), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    arguments += ["--cap-drop", "ALL"]
+    for name in CAPABILITIES:
+        arguments += ["--cap-add", name]
+    arguments += ["--chdir", "/", "--", setup["python"], "-I", "-S", "-c", BOOTSTRAP]
+
+    for limit, value in request["limits"].items():
+        kind = getattr(resource, limit)
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    null = os.open("/dev/null", os.O_RDWR)
+    # Out of the way first: a source may have a number that is a target.
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in (null, null, errors, control, code)]
+    for number, descriptor in enumerate(high):
+        os.dup2(descriptor, number)
+    os.closerange(5, 1024)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    try:
+        os.execve(f"{BWRAP}/{os.path.basename(package)}/_bin/bwrap", arguments, {})
+    except OSError as error:
+        raise StageError("bwrap", error) from error
+
+
+def memory_file(data: bytes) -> int:
+    descriptor = os.memfd_create("harbor-trl")
+    os.write(descriptor, data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def serve(channel: _socket.socket, trainer: int) -> None:
+    size = 4096
+    with open(receive(channel, size)[1][0], "rb") as file:
+        setup = marshal.load(file)
+    with open(setup["supervisor"], "rb") as file:
+        code = marshal.dumps(compile(file.read(), "<supervisor>", "exec", dont_inherit=True, optimize=2))
+    next_range = int.from_bytes(os.urandom(2), "little") % RANGES
+    # Root of a container may lack what mapping a range of ids needs; then it is as good as an ordinary user.
+    many_users = os.getuid() == 0 and not probe(FIRST_ID + next_range * ID_RANGE)["stage"]
+    result = probe(FIRST_ID + next_range * ID_RANGE if many_users else None)
+    setup["overlay"] = result["overlay"]
+    channel.send(marshal.dumps({**result, "many_users": many_users}))
+    # The dead are collected by the kernel.
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(trainer, select.POLLIN)
+    while True:
+        ready = dict(poll.poll())
+        if trainer in ready or ready.get(channel.fileno(), 0) & ~select.POLLIN:
+            return
+        data, descriptors = receive(channel, size)
+        if not data:
+            return
+        request_file, control, errors = descriptors
+        with open(request_file, "rb") as file:
+            request = marshal.load(file)
+        next_range = (next_range + 1) % RANGES
+        request["first_id"] = FIRST_ID + next_range * ID_RANGE if many_users else None
+        pid, ask, answer = fork_mapped(request["first_id"])
+        if pid == 0:
+            try:
+                os.setsid()
+                os.write(control, b"pid %d" % os.getpid())
+                become_sandbox(request, setup, control, errors, memory_file(code), ask, answer)
+            except StageError as error:
+                os.write(control, f"error {error.errno} {error.stage}".encode())
+            except BaseException as error:
+                os.write(control, f"error {getattr(error, 'errno', 0) or 0} set-up: {error!r}".encode())
+            finally:
+                os._exit(1)
+        os.close(control)
+        os.close(errors)
+
+
+def receive(channel: _socket.socket, size: int) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = channel.recvmsg(size, _socket.CMSG_SPACE(4 * 8))
+    descriptors: list[int] = []
+    for level, kind, content in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            descriptors += memoryview(content[: len(content) // 4 * 4]).cast("i").tolist()
+    return data, descriptors
+
+
+def main() -> None:
+    channel = _socket.socket(fileno=int(sys.argv[1]))
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    parent = int(sys.argv[2])
+    try:
+        trainer = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    if os.getppid() != parent:
+        return
+    serve(channel, trainer)
+
+
+main()

@@ -1,0 +1,189 @@
+"""The host's side of moving files in and out of a bubblewrap sandbox.
+
+The format is that of `_supervisor.py`: kind (1 byte), mode (4), length of the path (4), path; for `f` chunks of length
+(4) and data up to a length of 0; for `l` length (4) and target; `.` ends it. It is not tar because it has to say less:
+no owners, no devices, no absolute names, and what comes out of a sandbox is not to be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK = 1 << 18
+
+
+class TransferError(RuntimeError):
+    """What came out of the sandbox is not a transfer."""
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def _pack_file(out: BinaryIO, path: Path, name: bytes, mode: int | None) -> None:
+    with path.open("rb") as file:
+        actual = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        out.write(b"f" + _number(actual if mode is None else mode) + _number(len(name)) + name)
+        while chunk := file.read(CHUNK):
+            out.write(_number(len(chunk)) + chunk)
+        out.write(_number(0))
+
+
+def pack_file(out: BinaryIO, path: Path, mode: int | None = None) -> None:
+    """Write the file at `path` (a link is followed) as a transfer; `mode` replaces its permission bits."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(22, "not a regular file", str(path))
+    _pack_file(out, path, b"", mode)
+    out.write(b".")
+    out.seek(0)
+
+
+def pack_directory(out: BinaryIO, directory: Path, mode: int | None = None) -> None:
+    """Write what `directory` holds as a transfer. Links stay links; sockets, pipes and devices are left out."""
+    queue = [(os.fsencode(directory), b"")]
+    while queue:
+        path, prefix = queue.pop()
+        with os.scandir(path) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                name = prefix + entry.name
+                if entry.is_symlink():
+                    target = os.readlink(entry.path)
+                    out.write(b"l" + _number(0) + _number(len(name)) + name + _number(len(target)) + target)
+                elif entry.is_dir(follow_symlinks=False):
+                    own = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
+                    out.write(b"d" + _number(own if mode is None else mode) + _number(len(name)) + name)
+                    queue.append((entry.path, name + b"/"))
+                elif entry.is_file(follow_symlinks=False):
+                    _pack_file(out, Path(os.fsdecode(entry.path)), name, mode)
+    out.write(b".")
+    out.seek(0)
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) != size:
+        raise TransferError("the transfer ends too early")
+    return data
+
+
+def _sized(file: BinaryIO, most: int) -> bytes:
+    size = int.from_bytes(_exactly(file, 4), "big")
+    if size > most:
+        raise TransferError("the transfer holds a name that is too long")
+    return _exactly(file, size)
+
+
+def _copy_chunks(file: BinaryIO, out: BinaryIO) -> None:
+    while chunk := _sized(file, CHUNK):
+        out.write(chunk)
+
+
+def unpack_file(file: BinaryIO, target: Path) -> None:
+    """Write the one file of a transfer to `target`; a link that stands there is replaced, never followed."""
+    file.seek(0)
+    if _exactly(file, 1) != b"f":
+        raise TransferError("the transfer holds no file")
+    mode = int.from_bytes(_exactly(file, 4), "big")
+    _sized(file, 0)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    with open(_create(os.fsencode(target), mode, None), "wb") as out:
+        _copy_chunks(file, out)
+
+
+def unpack_directory(file: BinaryIO, target: Path) -> list[str]:
+    """Write a transfer below the directory `target`, and nowhere else.
+
+    No component of a path is followed when it is a link, whoever put it there. A link is kept only if it cannot lead
+    out of `target`.
+
+    Returns:
+        The paths of the links that were left out.
+    """
+    file.seek(0)
+    target.mkdir(parents=True, exist_ok=True)
+    left_out: list[str] = []
+    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent, parent_names = os.dup(root), []
+    try:
+        while (kind := _exactly(file, 1)) != b".":
+            mode = int.from_bytes(_exactly(file, 4), "big")
+            path = _sized(file, 1 << 16)
+            *names, name = path.split(b"/")
+            if any(one in (b"", b".", b"..") or b"\0" in one for one in (*names, name)):
+                raise TransferError(f"the transfer holds the path {path!r}")
+            if names != parent_names:
+                os.close(parent)
+                parent, parent_names = _walk(root, names), names
+            if kind == b"d":
+                os.close(_enter(parent, name))
+            elif kind == b"l":
+                link = _sized(file, 1 << 16)
+                if _stays_inside(link, len(names)):
+                    _remove(parent, name)
+                    os.symlink(link, name, dir_fd=parent)
+                else:
+                    left_out.append(os.fsdecode(path))
+            elif kind == b"f":
+                _remove(parent, name)
+                with open(_create(name, mode, parent), "wb") as out:
+                    _copy_chunks(file, out)
+            else:
+                raise TransferError(f"the transfer holds a record of kind {kind!r}")
+    finally:
+        os.close(parent)
+        os.close(root)
+    return left_out
+
+
+def _create(name: bytes, mode: int, parent: int | None) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    # The owner must be able to read what was downloaded; set-id bits have no business on the host.
+    return os.open(name, flags, (mode & 0o755) | 0o600, dir_fd=parent)
+
+
+def _remove(parent: int, name: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)
+
+
+def _enter(parent: int, name: bytes) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=parent)
+    os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, flags, dir_fd=parent)
+
+
+def _walk(root: int, names: list[bytes]) -> int:
+    here = os.dup(root)
+    for name in names:
+        try:
+            deeper = _enter(here, name)
+        finally:
+            os.close(here)
+        here = deeper
+    return here
+
+
+def _stays_inside(link: bytes, depth: int) -> bool:
+    """Whether a link in a directory `depth` levels down stays inside.
+
+    `..` counts only at the front: there it climbs real directories. After a name it might climb out of what that name
+    links to.
+    """
+    if link.startswith(b"/") or not link:
+        return False
+    parts = [part for part in link.split(b"/") if part not in (b"", b".")]
+    climbs = 0
+    while climbs < len(parts) and parts[climbs] == b"..":
+        climbs += 1
+    return climbs <= depth and b".." not in parts[climbs:]

@@ -1,0 +1,44 @@
+"""How rollouts are run: what `HarborSpec` passes to each `HarborEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Options of a rollout; plain values, so that it pickles.
+
+    Args:
+        environment_kwargs: Handed to Harbor's `EnvironmentConfig` (`env`, `kwargs`, `override_cpus`, ...).
+        reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
+        trials_dir: Directory of the trial directories. Default: `harbor-trl-trials` in the working directory.
+        keep_trials: Which trial directories stay after the trial: `"failed"`, `"all"` or `"none"`.
+        max_sandboxes: Sandboxes of this process that may exist at once. Default: no limit of our own; starts are
+            throttled to what one machine bears. It must be at least the number of rollouts a rank generates at once.
+        start_timeout: Seconds from `reset` to a sandbox that is up and healthy. Default: the task's own build timeout.
+        output_limit: Characters of output that a tool call returns: half from its beginning, half from its end.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reward_key: str | None = None
+    trials_dir: str | None = None
+    keep_trials: Literal["failed", "all", "none"] = "failed"
+    max_sandboxes: int | None = None
+    start_timeout: float | None = None
+    output_limit: int = 8000
+
+    def __post_init__(self) -> None:
+        if self.keep_trials not in ("failed", "all", "none"):
+            raise ValueError(f"keep_trials={self.keep_trials!r}: use 'failed', 'all' or 'none'.")
+        if self.max_sandboxes is not None and self.max_sandboxes < 1:
+            raise ValueError(f"max_sandboxes={self.max_sandboxes}: use 1 or more, or None for no limit.")
+        if self.start_timeout is not None and self.start_timeout <= 0:
+            raise ValueError(f"start_timeout={self.start_timeout}: use seconds above 0, or None for the task's own.")
+        if self.output_limit < 200:
+            raise ValueError(f"output_limit={self.output_limit}: use 200 characters or more.")

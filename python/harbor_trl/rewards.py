@@ -1,0 +1,72 @@
+"""The reward function that `HarborSpec.reward_funcs` hands to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harbor_trl.env import HarborEnv
+
+
+def outcome_reward(
+    environments: Sequence[Any] | None = None,
+    environment_reward: Sequence[float | None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """The verifier's scalar of each rollout.
+
+    All verifiers run at once. Where the trainer passes `log_metric`, it also logs what share of the rollouts failed, by
+    kind, and the seconds spent on starting and verifying.
+
+    Args:
+        environments: The live environments, one a rollout, from `GRPOTrainer`.
+        environment_reward: Rewards that the rollout worker took already, one a rollout.
+        log_metric: `GRPOTrainer`'s logger of scalars.
+        columns: The dataset's columns; not used.
+
+    Returns:
+        One reward a rollout; None leaves it out of its group.
+
+    Raises:
+        RewardKeyError: A verifier gives several rewards, and `reward_key` does not say which is meant.
+        TypeError: The trainer passes neither environments nor rewards.
+    """
+    if environment_reward is not None:
+        return [None if reward is None else float(reward) for reward in environment_reward]
+    if environments is None:
+        raise TypeError(
+            "The trainer passed no `environments` to HarborSpec.reward_funcs. AsyncGRPOTrainer does not, and is not "
+            "supported by this version; use GRPOTrainer."
+        )
+    ours = [env for env in environments if isinstance(env, HarborEnv)]
+    for env in ours:
+        env._finish()
+    rewards = [env.reward if isinstance(env, HarborEnv) else None for env in environments]
+    if log_metric is not None:
+        for name, value in rollout_metrics(ours).items():
+            log_metric(name, value)
+    return rewards
+
+
+def rollout_metrics(environments: Sequence[HarborEnv]) -> dict[str, float]:
+    """What the trainer's log says about a batch of finished rollouts: shares in 0..1 and mean seconds.
+
+    Every kind of failure is in it, also at 0: the trainer averages over the ranks that logged a name, so a rank without a
+    failure must say 0.
+    """
+    from harbor_trl.rollout import FailureKind
+
+    rollouts = [env._rollout for env in environments if env._rollout is not None]
+    if not rollouts:
+        return {}
+    failures = [env._failure for env in environments]
+    kinds = [failure.kind for failure in failures if failure is not None]
+    count = len(rollouts)
+    return {
+        "harbor/failed": len(kinds) / count,
+        "harbor/masked": sum(kind.masked for kind in kinds) / count,
+        **{f"harbor/failed/{kind}": kinds.count(kind) / count for kind in FailureKind},
+        "harbor/start_seconds": sum(rollout.timings.start for rollout in rollouts) / count,
+        "harbor/verify_seconds": sum(rollout.timings.verify for rollout in rollouts) / count,
+    }

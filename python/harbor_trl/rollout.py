@@ -1,0 +1,598 @@
+"""A rollout: one Harbor trial on the engine, seen from the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.task.task import Task, strip_canary
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.result import ExceptionInfo, TrialResult
+from harbor.trial.trial import Trial
+
+from harbor_trl.engine import Engine
+from harbor_trl.environments import environment_for, reaper
+from harbor_trl.environments.health import backend_is_up
+from harbor_trl.errors import RewardKeyError
+from harbor_trl.execution import run_command
+from harbor_trl.options import RolloutOptions
+
+logger = logging.getLogger(__name__)
+
+
+class FailureKind(StrEnum):
+    """Why a rollout has no reward from its verifier. The first group gives reward `None`, the second 0.0."""
+
+    TASK_REFUSED = "task_refused"
+    """Harbor or the backend refuses the task: it is broken, or needs what the backend does not have."""
+    START_FAILED = "start_failed"
+    """No sandbox: the image did not build, or it did not start or become healthy in time."""
+    SETUP_FAILED = "setup_failed"
+    """The harness's own `_setup` raised."""
+    SANDBOX_LOST = "sandbox_lost"
+    """The sandbox failed although the policy ran nothing in it."""
+    BACKEND_DOWN = "backend_down"
+    """The backend does not answer, for other rollouts either."""
+    ABANDONED = "abandoned"
+    """The trainer went on to another rollout, or the process ended."""
+
+    VERIFIER_TIMEOUT = "verifier_timeout"
+    """The verifier did not end within the task's `[verifier].timeout_sec`."""
+    REWARD_MISSING = "reward_missing"
+    """The verifier wrote no reward file."""
+    REWARD_INVALID = "reward_invalid"
+    """The reward file is empty, no number, not finite, or lacks the key that this task gave before."""
+    SANDBOX_BROKEN = "sandbox_broken"
+    """The sandbox failed after the policy ran commands in it: otherwise breaking it would beat a wrong answer."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether the reward is `None`, so that the trainer leaves the rollout out, instead of 0.0."""
+        return self not in _POLICY_KINDS
+
+
+_POLICY_KINDS = frozenset(
+    {
+        FailureKind.VERIFIER_TIMEOUT,
+        FailureKind.REWARD_MISSING,
+        FailureKind.REWARD_INVALID,
+        FailureKind.SANDBOX_BROKEN,
+    }
+)
+
+# Harbor's exception names for what a verifier can do wrong (harbor/verifier/verifier.py, harbor/trial/errors.py). A policy
+# can cause each of them, and one that ran nothing too: a verifier that finds no answer may well end without a reward.
+_VERIFIER_KINDS = {
+    "VerifierTimeoutError": FailureKind.VERIFIER_TIMEOUT,
+    "RewardFileNotFoundError": FailureKind.REWARD_MISSING,
+    "RewardFileEmptyError": FailureKind.REWARD_INVALID,
+    "VerifierOutputParseError": FailureKind.REWARD_INVALID,
+    "ValidationError": FailureKind.REWARD_INVALID,
+}
+
+
+class Failure(NamedTuple):
+    """Why a rollout has no reward from its verifier."""
+
+    kind: FailureKind
+    message: str
+
+
+class Outcome(NamedTuple):
+    """How a rollout ended.
+
+    Attributes:
+        reward: The verifier's scalar; `None` or 0.0 after a failure.
+        details: All the verifier's rewards by key.
+        failure: Why there is no reward from the verifier, or None.
+        error: A mistake in the configuration, to be raised.
+    """
+
+    reward: float | None
+    details: dict[str, float]
+    failure: Failure | None = None
+    error: RewardKeyError | None = None
+
+    @classmethod
+    def failed(cls, kind: FailureKind, message: str) -> Outcome:
+        return cls(None if kind.masked else 0.0, {}, Failure(kind, message))
+
+
+class Timings(NamedTuple):
+    """Seconds that a rollout spent outside the model."""
+
+    start: float
+    verify: float
+
+
+#: The rollout whose harness's `_setup` is running: a late `_setup` must see its own sandbox, not its successor's.
+setting_up: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("setting_up", default=None)
+
+_live: weakref.WeakValueDictionary[str, Rollout] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+_told_kinds: set[FailureKind] = set()
+_scalar_tasks: set[Path] = set()
+
+
+def _leave_parents_files() -> None:
+    # Harbor's environments keep compose files in temporary directories, and a forked child that exits would remove its
+    # parent's: the parent could then not stop its containers.
+    for rollout in list(_live.values()):
+        environment = rollout._trial.agent_environment if rollout._trial is not None else None
+        for value in list(vars(environment).values()) if environment is not None else ():
+            if isinstance(value, tempfile.TemporaryDirectory):
+                value._finalizer.detach()  # type: ignore[attr-defined]  # there is no public way
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_leave_parents_files)
+
+
+def live_rollout(rollout_id: str) -> Rollout:
+    """The rollout of this process with that id.
+
+    Raises:
+        LookupError: There is none; a `config.json` of ours cannot be run again by `harbor run`.
+    """
+    rollout = _live.get(rollout_id)
+    if rollout is None:
+        raise LookupError(f"no rollout {rollout_id!r} in this process: harbor-trl's trials are driven by a trainer")
+    return rollout
+
+
+class _Backend:
+    """One backend in one process: how many sandboxes may start and exist at once, and when it last answered."""
+
+    def __init__(self, starts: int, sandboxes: int | None) -> None:
+        self.starts = asyncio.Semaphore(starts)
+        self.sandboxes: contextlib.AbstractAsyncContextManager[None] = (
+            asyncio.Semaphore(sandboxes) if sandboxes else contextlib.nullcontext()
+        )
+        # When (time.monotonic) any sandbox of this backend last answered, failed to start, or was found to be down.
+        self.answered = self.start_failed = self.found_down = float("-inf")
+
+
+# Starts are work on this machine for the local backends, and waiting for an answer for the others.
+_STARTS_AT_ONCE = {"docker": 8, "podman": 8, "bubblewrap": 16}
+_STARTS_AT_ONCE_ELSEWHERE = 64
+_backends: dict[tuple[str, str, int | None], _Backend] = {}
+
+# Harbor measures an agent's timeout on the wall clock, which in training includes every generation. It is switched off,
+# and the task's limit counts the time of the tool calls instead.
+_NO_TIMEOUT_SEC = 1e9
+# Around what Harbor itself bounds (building, verifying): transfers and log collection have no limit of their own.
+_VERIFY_SLACK_SEC = 300.0
+# How long an outage is believed in without any sandbox of the backend answering.
+_OUTAGE_SEC = 120.0
+# How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
+_POLL_SEC = 0.01
+
+
+class Rollout:
+    """One trial and its life: start, tool calls, verifier, stop.
+
+    Built and called from the trainer's threads; everything that says so runs on the engine's loop.
+
+    Args:
+        engine: Of this process.
+        task_dir: The task's directory.
+        environment_type: Of `HarborEnv`.
+        options: Of `HarborEnv`.
+        set_up: The harness's `_setup`.
+        predecessor: The rollout that the same harness instance played before; its `_setup` ends before ours begins.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        task_dir: Path,
+        environment_type: str,
+        options: RolloutOptions,
+        *,
+        set_up: Callable[[], Awaitable[None]],
+        predecessor: Rollout | None = None,
+    ) -> None:
+        self.engine = engine
+        self.task_dir = task_dir
+        self.environment_type = environment_type
+        self.options = options
+        self._backend = _backend_for(environment_type, options.max_sandboxes, engine)
+        self.id = f"{engine.run_id}-{next(_numbers):06d}-{_safe_name(task_dir.name)}"
+        self.environment: BaseEnvironment | None = None
+        self.touched = False
+        self._set_up_harness = set_up
+        self._predecessor = predecessor
+        self._setup_error: BaseException | None = None
+        self._setup_done = asyncio.Event()
+        self._up = asyncio.Event()  # the sandbox is ready, or never will be
+        self._over = asyncio.Event()  # the policy has no more turns
+        self._context: contextvars.Context | None = None
+        self._tool_seconds = 0.0
+        self._tool_limit: float | None = None
+        self._trial: Trial | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._created = time.monotonic()
+        self._ready_at: float | None = None
+        self._over_at: float | None = None
+        self._settled_at: float | None = None
+        self._outcome: Future[Outcome] = Future()
+        _live[self.id] = self
+        if environment_type == "docker":
+            reaper.start(engine.run_id)
+        engine.start_trial(self._run())
+
+    # ── called by the harness, from the trainer's threads ──────────────────────────────────────────────────────────
+
+    @property
+    def trial_dir(self) -> Path:
+        """Where Harbor writes this trial's config, log, result and verifier output."""
+        return trials_dir(self.options) / self.engine.run_id / self.id
+
+    @property
+    def result(self) -> Outcome | None:
+        """The outcome if it is known already."""
+        return self._outcome.result() if self._outcome.done() else None
+
+    @property
+    def timings(self) -> Timings:
+        """Seconds of starting the sandbox, and of verifying, as far as they went."""
+        ready = self._ready_at or self._settled_at or time.monotonic()
+        over = self._over_at or ready
+        return Timings(ready - self._created, max(0.0, (self._settled_at or time.monotonic()) - max(over, ready)))
+
+    @property
+    def finishing(self) -> bool:
+        """Whether `finish` was called."""
+        return self._over_at is not None
+
+    def finish(self) -> Future[Outcome]:
+        """Say that the policy has no more turns, so that the verifier starts. Returns at once."""
+        if self._over_at is None:
+            self._over_at = time.monotonic()
+            self.engine.call_soon(self._over.set)
+        return self._outcome
+
+    def abandon(self) -> None:
+        """Stop the trial in the background unless its reward is known. Returns at once."""
+        if not self._outcome.done():
+            self.engine.call_soon(lambda: self._main is not None and not self._outcome.done() and self._main.cancel())
+
+    async def sandbox(self) -> BaseEnvironment | None:
+        """Wait until the sandbox is up and its harness set up; None if it never will be."""
+        await self._up.wait()
+        return self.environment
+
+    async def execute(self, command: str, timeout_sec: float, output_limit: int) -> str:
+        """Run a policy's command; never raises for what the sandbox does."""
+        environment = await self.sandbox()
+        if environment is None or self._over.is_set():
+            return self.dead_text()
+        if self._tool_limit is not None:
+            timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
+            if timeout_sec < 1:  # the shortest timeout that every backend takes
+                return f"[no time left: this task allows {self._tool_limit:g} s of commands in all]"
+        self.touched = True
+        started = time.monotonic()
+        try:
+            # In the context of the agent's phase: Harbor keeps the phase's environment variables in context variables.
+            call = run_command(environment, command, timeout_sec=timeout_sec, output_limit=output_limit)
+            result = await asyncio.get_running_loop().create_task(call, context=self._context)
+            self._backend.answered = time.monotonic()
+        except Exception as error:
+            logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
+            if self._outcome.done():
+                return self.dead_text()
+            return f"[the sandbox did not answer: {_one_line(error)}]"
+        finally:
+            self._tool_seconds += time.monotonic() - started
+        return result.text
+
+    def dead_text(self) -> str:
+        outcome = self.result
+        if outcome is not None and outcome.failure is not None:
+            return f"[there is no sandbox: {outcome.failure.kind}: {outcome.failure.message}]"
+        return "[the rollout is over: its sandbox takes no more commands]"
+
+    # ── called by PolicyAgent, on the engine's loop ────────────────────────────────────────────────────────────────
+
+    async def set_up(self, environment: BaseEnvironment) -> None:
+        """Run the harness's `_setup` in the new sandbox."""
+        if self._predecessor is not None:
+            await self._predecessor._setup_done.wait()
+            self._predecessor = None
+        self.environment = environment
+        token = setting_up.set(self)
+        try:
+            await self._set_up_harness()
+        except BaseException as error:
+            self._setup_error = error
+            self.environment = None
+            raise
+        finally:
+            setting_up.reset(token)
+            self._setup_done.set()
+
+    async def play(self, environment: BaseEnvironment) -> None:
+        """Hand the sandbox to the policy and wait until it has no more turns."""
+        if self._context is None:
+            self._context = contextvars.copy_context()
+            self._ready_at = time.monotonic()
+            self._up.set()
+        await self._over.wait()
+
+    # ── the trial, on the engine's loop ────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self) -> None:
+        self._main = asyncio.current_task()
+        trial_task: asyncio.Task[TrialResult] | None = None
+        backend = self._backend
+        try:
+            async with asyncio.timeout(self._start_timeout()) as deadline, backend.sandboxes:
+                deadline.reschedule(None)
+                try:
+                    async with backend.starts:
+                        self._trial = await Trial.create(self._config())
+                        self._tool_limit = self._trial.task.config.agent.timeout_sec
+                        trial_task = asyncio.create_task(self._trial.run(), name=self.id)
+                        await self._wait_until_up(trial_task)
+                    if not trial_task.done():
+                        await self._wait_until_verified(trial_task)
+                    self._settle(await self._judge(trial_task))
+                except asyncio.CancelledError:
+                    self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
+                    if trial_task is not None:
+                        trial_task.cancel()
+                except Exception as error:
+                    self._settle(await self._judge_error(error))
+                    if trial_task is not None:
+                        trial_task.cancel()
+                finally:
+                    self._up.set()
+                    # Nobody waits for this: Harbor stops the sandbox and writes the result.
+                    await _wait_even_if_cancelled(trial_task)
+        except TimeoutError:
+            self._settle(
+                Outcome.failed(
+                    FailureKind.START_FAILED,
+                    f"no free sandbox within {self._start_timeout():g} s: max_sandboxes={self.options.max_sandboxes}, "
+                    "and each belongs to a rollout that is still going on. Raise max_sandboxes to the number of "
+                    "rollouts that a rank generates at once, or more.",
+                )
+            )
+        except asyncio.CancelledError:
+            self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
+        finally:
+            self._up.set()
+            self._setup_done.set()
+            self._trial = None
+            self.environment = None
+            self._tidy()
+
+    def _start_timeout(self) -> float:
+        return self.options.start_timeout or 600.0
+
+    def _config(self) -> TrialConfig:
+        return TrialConfig(
+            task=TaskConfig(path=self.task_dir),
+            trial_name=self.id,
+            trials_dir=self.trial_dir.parent,
+            agent=AgentConfig(
+                import_path="harbor_trl.agent:PolicyAgent",
+                override_timeout_sec=_NO_TIMEOUT_SEC,
+                kwargs={"rollout_id": self.id},
+            ),
+            environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
+        )
+
+    async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult]) -> None:
+        up = asyncio.create_task(self._up.wait())
+        try:
+            await asyncio.wait(
+                {trial_task, up}, timeout=self.options.start_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            up.cancel()
+        if self._context is not None:
+            self._backend.answered = time.monotonic()
+        elif not trial_task.done():
+            raise TimeoutError(f"the sandbox was not up within start_timeout={self.options.start_timeout:g} s")
+
+    async def _wait_until_verified(self, trial_task: asyncio.Task[TrialResult]) -> None:
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({trial_task, over}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        assert self._trial is not None
+        steps = len(self._trial.task.config.steps or [None])
+        limit = steps * (self._trial.verifier_timeout_sec + self._trial.environment_build_timeout_sec)
+        deadline = time.monotonic() + limit + _VERIFY_SLACK_SEC
+        while not trial_task.done() and not _reward_known(self._trial):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no reward {limit + _VERIFY_SLACK_SEC:g} s after the last turn")
+            await asyncio.wait({trial_task}, timeout=_POLL_SEC)
+
+    async def _judge(self, trial_task: asyncio.Task[TrialResult]) -> Outcome:
+        assert self._trial is not None
+        if trial_task.done() and not trial_task.cancelled():
+            trial_task.result()  # Harbor records failures; what it raises is a failure of its own
+        result = self._trial.result
+        if result.reward_valid and result.verifier_result is not None and result.verifier_result.rewards:
+            self._backend.answered = time.monotonic()
+            return self._scalar(dict(result.verifier_result.rewards))
+        errors = result.recorded_exceptions()
+        if errors:
+            return await self._judge_exception(errors[0])
+        return await self._failed(FailureKind.REWARD_MISSING, "the verifier gave no reward")
+
+    async def _judge_exception(self, info: ExceptionInfo) -> Outcome:
+        message = f"{info.exception_type}: {_one_line(info.exception_message)}"
+        kind = _VERIFIER_KINDS.get(info.exception_type)
+        return await self._failed(kind, message)
+
+    async def _judge_error(self, error: Exception) -> Outcome:
+        return await self._failed(None, f"{type(error).__name__}: {_one_line(error)}")
+
+    async def _failed(self, kind: FailureKind | None, message: str) -> Outcome:
+        """What a failure means, whatever its text: who can have caused it decides."""
+        if self._setup_error is not None:
+            return Outcome.failed(FailureKind.SETUP_FAILED, message)
+        if self._trial is None:
+            return Outcome.failed(FailureKind.TASK_REFUSED, message)
+        if self._context is None:
+            self._backend.start_failed = time.monotonic()
+            return Outcome.failed(FailureKind.START_FAILED, message)
+        if not await self._backend_is_up():
+            return Outcome.failed(FailureKind.BACKEND_DOWN, message)
+        if kind is None:
+            kind = FailureKind.SANDBOX_BROKEN if self.touched else FailureKind.SANDBOX_LOST
+        return Outcome.failed(kind, message)
+
+    async def _backend_is_up(self) -> bool:
+        peers = [
+            other.environment
+            for other in list(_live.values())
+            if other is not self and other.environment is not None and other.environment_type == self.environment_type
+        ]
+        backend = self._backend
+        last_good = max(backend.answered, time.monotonic() - _OUTAGE_SEC)
+        if backend.found_down > last_good:  # an outage found by a peer, which may be gone since
+            return False
+        assert self.environment is not None
+        up = await backend_is_up(self.environment, peers, starts_fail=backend.start_failed > last_good)
+        if not up:
+            backend.found_down = time.monotonic()
+        return up
+
+    def _scalar(self, rewards: dict[str, float | int]) -> Outcome:
+        details = {key: float(value) for key, value in rewards.items()}
+        key = self.options.reward_key
+        if key is None:
+            key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
+        if key in details:
+            _scalar_tasks.add(self.task_dir)
+            return Outcome(details[key], details)
+        message = (
+            f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one with "
+            f"HarborSpec(..., reward_key=...)."
+        )
+        if self.task_dir in _scalar_tasks:  # then a policy wrote this file: no reason to end the run
+            return Outcome(0.0, details, Failure(FailureKind.REWARD_INVALID, message))
+        return Outcome(None, details, Failure(FailureKind.REWARD_INVALID, message), RewardKeyError(message))
+
+    def _settle(self, outcome: Outcome) -> None:
+        if self._outcome.done():
+            return
+        self._settled_at = time.monotonic()
+        self._outcome.set_result(outcome)
+        failure = outcome.failure
+        if failure is None or failure.kind is FailureKind.ABANDONED:
+            return
+        # The first of each kind is news; the others are counted in the trainer's metrics.
+        level = logging.INFO if failure.kind in _told_kinds else logging.WARNING
+        _told_kinds.add(failure.kind)
+        logger.log(
+            level,
+            "rollout of %s: %s, reward %s: %s (trial: %s)",
+            self.task_dir,
+            failure.kind,
+            outcome.reward,
+            failure.message,
+            self.trial_dir,
+        )
+
+    def _tidy(self) -> None:
+        outcome = self._outcome.result()
+        failed = outcome.failure is not None and outcome.failure.kind is not FailureKind.ABANDONED
+        keep = self.options.keep_trials
+        if keep == "none" or (keep == "failed" and not failed):
+            shutil.rmtree(self.trial_dir, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: other trials are there
+                self.trial_dir.parent.rmdir()
+                if self.options.trials_dir is None:
+                    self.trial_dir.parent.parent.rmdir()
+
+
+def trials_dir(options: RolloutOptions) -> Path:
+    """The directory of trial directories, absolute."""
+    return Path(options.trials_dir or "harbor-trl-trials").expanduser().absolute()
+
+
+def first_instruction(task_dir: Path) -> str:
+    """What the policy is told: the task's instruction without its canary, of the first step where there are steps.
+
+    Raises:
+        OSError: A file is missing.
+        ValueError: The task is broken.
+    """
+    if not (task_dir / "steps").is_dir():  # loading a task costs milliseconds, and the trial does it again
+        return strip_canary((task_dir / "instruction.md").read_text())
+    task = Task(task_dir)
+    if task.config.steps:
+        return task.step_instruction(task.config.steps[0].name)
+    return task.instruction
+
+
+def _reward_known(trial: Trial) -> bool:
+    result = trial.result
+    if result.exception_info is not None or result.verifier_result is not None:
+        return True
+    return result.verifier is not None and result.verifier.finished_at is not None
+
+
+def _backend_for(environment_type: str, max_sandboxes: int | None, engine: Engine) -> _Backend:
+    starts = _STARTS_AT_ONCE.get(environment_type, _STARTS_AT_ONCE_ELSEWHERE)
+    return _backends.setdefault((engine.run_id, environment_type, max_sandboxes), _Backend(starts, max_sandboxes))
+
+
+async def _wait_even_if_cancelled(task: asyncio.Task[Any] | None) -> None:
+    """Wait for a trial to end, also when the waiter is cancelled meanwhile: the trial is stopping its sandbox."""
+    while task is not None and not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("trial %s ended with %r", task.get_name(), error)
+
+
+def _safe_name(name: str) -> str:
+    # Compose derives project and image names from the trial's; both allow little.
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-") or "task"
+
+
+def _one_line(error: BaseException | str) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 500 else f"{text[:240]} ... {text[-240:]}"
+
+
+def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> None:
+    """Check once that the backend can run on this machine at all.
+
+    Raises:
+        SandboxUnavailableError: It cannot; says why and what to do.
+    """
+    from harbor.environments.factory import EnvironmentFactory
+
+    from harbor_trl.errors import SandboxUnavailableError
+
+    config = EnvironmentConfig(**environment_for(environment_type, environment_kwargs))
+    try:
+        EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
+    except SandboxUnavailableError:
+        raise
+    except (Exception, SystemExit) as error:  # Harbor's backends leave by SystemExit where a credential is missing
+        raise SandboxUnavailableError(f"environment_type={environment_type!r} cannot be used here: {error}") from error

@@ -1,0 +1,243 @@
+"""`HarborSpec`: one suite and one harness, as the three arguments that a TRL trainer takes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import operator
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from harbor_trl.errors import SuiteError
+from harbor_trl.options import RolloutOptions
+from harbor_trl.resolve import check_harness, resolve_harness
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+    from harbor_trl.env import HarborEnv
+    from harbor_trl.suite import BrokenTask, Suite, TaskTable
+
+logger = logging.getLogger(__name__)
+
+_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class HarborSpec:
+    """One suite of Harbor tasks and one harness, for TRL's `GRPOTrainer`.
+
+        spec = HarborSpec("org/suite", agent="bash", num_tasks=64)
+        trainer = GRPOTrainer(
+            ...,
+            train_dataset=spec.train_dataset,
+            environment_factory=spec.environment_factory,
+            reward_funcs=spec.reward_funcs,
+        )
+
+    Nothing is read, downloaded or imported before the first use of a property; each is computed once.
+
+    Args:
+        dataset: A local directory, or the id `owner/name` of a dataset repo on the Hugging Face hub; a directory that exists wins.
+            Its tasks are the directories with a `task.toml` at any depth, or the directory itself. If there are any below
+            its folder `tasks`, only those count. They are ordered by path, component by component.
+        agent: The harness, which is the tools that the policy gets: a key of `AGENTS`, `"package.module:Class"`,
+            `"path/to/file.py:Class"`, or a `HarborEnv` subclass.
+        environment_type: Where sandboxes run, handed to Harbor: `"docker"`, `"bubblewrap"` (ours), `"e2b"`, ..., or
+            `"package.module:Class"`.
+        num_tasks: Take the first so many tasks. Default: all.
+        indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
+        include_metadata: Add the columns of metadata to `train_dataset`.
+        on_invalid: What to do about tasks whose `task.toml` cannot be used: `"raise"` an error that lists them, or `"skip"`
+            them with one warning.
+        revision: Branch, tag or commit of a hub repo.
+        environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
+        reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
+        trials_dir: Directory of the trial directories. Default: `harbor-trl-trials` in the working directory.
+        keep_trials: Which trial directories stay: `"failed"`, `"all"` or `"none"`.
+        max_sandboxes: Sandboxes of one process that may exist at once. Default: no limit of our own.
+        start_timeout: Seconds from `reset` to a sandbox that is up. Default: the task's own build timeout.
+        output_limit: Characters of output that a tool call returns. Default: 8,000.
+
+    Raises:
+        SuiteError: `num_tasks` and `indices` are both given. From the properties: no such suite, no task in it, a selection that
+            does not fit it, tasks that cannot be used.
+        HubError: From the properties: the repo cannot be listed or downloaded.
+        HarnessError: `agent` names no harness.
+        HarnessTypeError: `agent` is not a `HarborEnv` subclass.
+        ValueError: An option is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str],
+        *,
+        agent: str | type[HarborEnv] = "bash",
+        environment_type: str = "docker",
+        num_tasks: int | None = None,
+        indices: Iterable[int] | None = None,
+        include_metadata: bool = True,
+        on_invalid: Literal["raise", "skip"] = "raise",
+        revision: str | None = None,
+        environment_kwargs: Mapping[str, Any] | None = None,
+        reward_key: str | None = None,
+        trials_dir: str | os.PathLike[str] | None = None,
+        keep_trials: Literal["failed", "all", "none"] = "failed",
+        max_sandboxes: int | None = None,
+        start_timeout: float | None = None,
+        output_limit: int | None = None,
+    ) -> None:
+        if num_tasks is not None and indices is not None:
+            raise SuiteError("num_tasks and indices exclude each other: give one of them.")
+        if on_invalid not in ("raise", "skip"):
+            raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
+        check_harness(agent)
+        self._dataset = dataset
+        self._agent = agent
+        self._environment_type = environment_type
+        self._num_tasks = None if num_tasks is None else operator.index(num_tasks)
+        self._indices = None if indices is None else [operator.index(index) for index in indices]
+        self._include_metadata = include_metadata
+        self._on_invalid = on_invalid
+        self._revision = revision
+        self._options = RolloutOptions(
+            environment_kwargs=dict(environment_kwargs or {}),
+            reward_key=reward_key,
+            trials_dir=None if trials_dir is None else os.fspath(trials_dir),
+            keep_trials=keep_trials,
+            max_sandboxes=max_sandboxes,
+            start_timeout=start_timeout,
+            **({} if output_limit is None else {"output_limit": output_limit}),
+        )
+
+    def __repr__(self) -> str:
+        return f"HarborSpec({self._dataset!r}, agent={self._agent!r}, environment_type={self._environment_type!r})"
+
+    @cached_property
+    def train_dataset(self) -> datasets.Dataset:
+        """One row a task, for TRL's `train_dataset`.
+
+        Columns: `prompt` (an empty user message, to which TRL appends what `reset` returns), `task_dir` (absolute),
+        `task_index` (position in the suite), and with `include_metadata` `task_id`, `task_name`, `gold_answer`, `reward_mode`,
+        `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
+        """
+        from datasets import Dataset
+        from datasets.table import InMemoryTable
+
+        table = self._tasks.table
+        if not self._include_metadata:
+            table = table.select(["task_dir", "task_index"])
+        table = table.add_column(0, "prompt", _empty_prompts(len(table)))
+        return Dataset(InMemoryTable(table), fingerprint=_fingerprint(table))
+
+    @cached_property
+    def environment_factory(self) -> Callable[[], HarborEnv]:
+        """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles."""
+        harness = resolve_harness(self._agent)
+        if self._options == RolloutOptions():
+            return functools.partial(harness, environment_type=self._environment_type)
+        return functools.partial(harness, environment_type=self._environment_type, options=self._options)
+
+    @property
+    def reward_funcs(self) -> Callable[..., list[float | None]]:
+        """The verifier's reward of each rollout, for TRL's `reward_funcs`. `None` leaves a rollout out."""
+        from harbor_trl.rewards import outcome_reward
+
+        return outcome_reward
+
+    @property
+    def broken_tasks(self) -> list[BrokenTask]:
+        """The chosen tasks that `on_invalid="skip"` left out."""
+        return list(self._tasks.broken)
+
+    @cached_property
+    def _tasks(self) -> TaskTable:
+        from harbor_trl.suite import listed
+
+        suite, positions = self._open()
+        tasks = suite.tasks(positions)
+        if problems := suite.problems:
+            logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
+        if tasks.json_columns and self._include_metadata:
+            logger.warning(
+                "%s: metadata whose values have no common type is JSON text in these columns: %s",
+                suite.root,
+                ", ".join(tasks.json_columns),
+            )
+        if tasks.broken:
+            count = f"{len(tasks.broken)} of {_count(len(suite), 'task')} cannot be used"
+            if self._on_invalid == "raise":
+                raise SuiteError(
+                    f"{suite.root}: {count} (on_invalid='skip' leaves them out):\n{listed(tasks.broken)}"
+                )
+            if not len(tasks.table):
+                raise SuiteError(f"{suite.root}: no chosen task is left, {count}:\n{listed(tasks.broken)}")
+            warnings.warn(f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them", stacklevel=3)
+        return tasks
+
+    def _open(self) -> tuple[Suite, list[int] | None]:
+        """The suite, and the positions of the chosen tasks; `None` for all."""
+        from harbor_trl.hub import download_suite, select_tasks
+        from harbor_trl.suite import Suite, open_suite
+
+        path = Path(self._dataset).expanduser()
+        everything = self._num_tasks is None and self._indices is None
+        if not path.exists():
+            if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
+                raise SuiteError(
+                    f"No directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a dataset repo "
+                    "on the Hugging Face hub (owner/name)."
+                )
+            hub = download_suite(
+                self._dataset, revision=self._revision, num_tasks=self._num_tasks, indices=self._indices
+            )
+            return Suite(hub.root, task_ids=hub.task_ids), hub.selected
+        if self._revision is not None:
+            raise SuiteError(f"{path.absolute()} is a local directory: revision={self._revision!r} does not apply to it.")
+        suite = open_suite(path, read=everything)
+        if not len(suite):
+            problems = f":\n{'\n'.join(f'  {problem}' for problem in suite.problems)}" if suite.problems else ""
+            raise SuiteError(
+                f"{suite.root}: no task in it. A task is a directory with a task.toml, outside hidden directories{problems}"
+            )
+        if everything:
+            return suite, None
+        return suite, select_tasks(
+            len(suite), num_tasks=self._num_tasks, indices=self._indices, suite=os.fspath(suite.root)
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _empty_prompts(count: int) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    messages = pa.StructArray.from_arrays([pa.repeat("user", count), pa.repeat("", count)], names=["role", "content"])
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), messages)
+
+
+def _fingerprint(table: pa.Table) -> str:
+    """Of the content, so that `datasets` finds what it cached for the same suite; its own way pickles the table."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(table.schema.serialize())
+    for column in table.columns:
+        for chunk in column.chunks:
+            _digest_array(digest, chunk)
+    return digest.hexdigest()
+
+
+def _digest_array(digest: hashlib.blake2b, array: pa.Array) -> None:
+    digest.update(f"{array.type} {array.offset} {len(array)}".encode())
+    for buffer in array.buffers():
+        digest.update(b"none" if buffer is None else f"{buffer.size} ".encode())
+        if buffer is not None:
+            digest.update(buffer)

@@ -1,0 +1,93 @@
+"""Real bubblewrap sandboxes that fail on purpose, behind Harbor's own interface; each class has one fault.
+
+Named by `environment_type="faults:Class"`: what a cloud backend does when it is slow, cut off or down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harbor.environments.base import ExecResult
+
+from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
+
+
+class CloudEnvironment(BubblewrapEnvironment):
+    """A sandbox of a backend that cannot be asked whether it is up."""
+
+    @staticmethod
+    def type() -> str:
+        return "cloud"
+
+
+class StartFails(CloudEnvironment):
+    async def start(self, force_build: bool) -> None:
+        raise RuntimeError("no machine could be had")
+
+
+class StartHangs(CloudEnvironment):
+    async def start(self, force_build: bool) -> None:
+        await asyncio.sleep(3600)
+
+
+class StartsTogether(CloudEnvironment):
+    """No sandbox is up before `parties` of them have begun to start."""
+
+    parties: ClassVar[int] = 4
+    begun: ClassVar[int] = 0
+
+    async def start(self, force_build: bool) -> None:
+        type(self).begun += 1
+        while type(self).begun < self.parties:
+            await asyncio.sleep(0.01)
+        await super().start(force_build)
+
+
+class VerifiesTogether(CloudEnvironment):
+    """No verifier gets its tests before `parties` of them have begun."""
+
+    parties: ClassVar[int] = 4
+    begun: ClassVar[int] = 0
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        if target_dir == "/tests":
+            type(self).begun += 1
+            while type(self).begun < self.parties:
+                await asyncio.sleep(0.01)
+        await super().upload_dir(source_dir, target_dir)
+
+
+class TestsUploadFails(CloudEnvironment):
+    __test__ = False  # not a test class
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        if target_dir == "/tests":
+            raise ConnectionError("the sandbox is gone")
+        await super().upload_dir(source_dir, target_dir)
+
+
+class GoesDown(CloudEnvironment):
+    """Once `down` is set, no sandbox of this backend answers."""
+
+    down: ClassVar[threading.Event] = threading.Event()
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        if self.down.is_set():
+            raise ConnectionError("connection refused")
+        return await super().exec(*args, **kwargs)
+
+
+class StopsSlowly(CloudEnvironment):
+    """Stopping waits until `may_stop` is set."""
+
+    may_stop: ClassVar[threading.Event] = threading.Event()
+    stopped: ClassVar[int] = 0
+
+    async def stop(self, delete: bool) -> None:
+        while not self.may_stop.is_set():
+            await asyncio.sleep(0.01)
+        await super().stop(delete)
+        type(self).stopped += 1

@@ -1,0 +1,484 @@
+"""A rollout is a Harbor trial: what its reward is, when the trainer waits, and what failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from tasks import make_task, write_reward
+
+from harbor_trl import HarborBashEnv, HarborEnv, HarborTerminalEnv
+from harbor_trl.errors import RewardKeyError, SandboxLostError
+from harbor_trl.options import RolloutOptions
+from harbor_trl.rewards import outcome_reward
+from harbor_trl.rollout import FailureKind
+
+pytest.importorskip("harbor_trl.environments.bubblewrap")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> RolloutOptions:
+    return RolloutOptions(trials_dir=str(tmp_path / "trials"))
+
+
+def bash_env(options: RolloutOptions, environment_type: str = "bubblewrap") -> HarborBashEnv:
+    return HarborBashEnv(environment_type, options=options)
+
+
+def eventually(condition, seconds: float = 30) -> bool:
+    """Whether `condition()` becomes true; for what happens in the background."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+# ── rewards ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reward_is_the_verifiers_scalar(tmp_path, options):
+    task = make_task(tmp_path / "task")
+    right, wrong = bash_env(options), bash_env(options)
+    for env in (right, wrong):
+        assert env.reset(task_dir=task) == "Write 42.\n" + HarborBashEnv.PROMPT_SUFFIX
+    assert right.bash("echo -n 42 > /workdir/answer.txt") == "(empty output, rc=0)"
+    wrong.bash("echo -n 41 > /workdir/answer.txt")
+    assert (right.reward, wrong.reward) == (1.0, 0.0)
+    assert right._failure is None
+    assert right.reward == 1.0  # computed once
+
+
+@pytest.mark.parametrize(("text", "reward"), [("0.25", 0.25), ("2.5", 2.5), ("-1.5", -1.5)])
+def test_reward_is_never_clipped(tmp_path, options, text, reward):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test=write_reward(text)))
+    assert env.reward == reward
+
+
+def test_all_reward_keys_are_readable(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test=write_reward('{"reward": 0.5, "style": 1}', "reward.json")))
+    assert env.reward == 0.5
+    assert env._reward_details() == {"reward": 0.5, "style": 1.0}
+
+
+def test_reward_json_wins_over_reward_txt(tmp_path, options):
+    test = write_reward("1") + write_reward('{"only": 0.25}', "reward.json").removeprefix("#!/bin/bash\n")
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test=test))
+    assert env.reward == 0.25
+
+
+def test_several_keys_without_reward_say_how_to_choose(tmp_path, options):
+    task = make_task(tmp_path / "task", test=write_reward('{"a": 1, "b": 0}', "reward.json"))
+    env = bash_env(options)
+    env.reset(task_dir=task)
+    with pytest.raises(RewardKeyError, match=r"'a', 'b'.*reward_key"):
+        outcome_reward(environments=[env])
+    chosen = bash_env(RolloutOptions(trials_dir=options.trials_dir, reward_key="b"))
+    chosen.reset(task_dir=task)
+    assert chosen.reward == 0.0 and chosen._failure is None
+
+
+def test_a_policy_cannot_end_the_run_with_odd_reward_keys(tmp_path, options):
+    test = "#!/bin/bash\nif [ -e /tmp/odd ]; then echo '{\"x\": 1, \"y\": 1}'; else echo '{\"reward\": 1}'; fi > /logs/verifier/reward.json\n"
+    task = make_task(tmp_path / "task", test=test)
+    env = bash_env(options)
+    env.reset(task_dir=task)
+    assert env.reward == 1.0
+    env.reset(task_dir=task)
+    env.bash("touch /tmp/odd")
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.REWARD_INVALID
+
+
+def test_an_environment_that_was_never_reset_has_reward_zero():
+    env = HarborBashEnv("bubblewrap")
+    assert env.reward == 0.0
+    assert env._env is None
+    assert "reset() was never called" in env.bash("ls")
+
+
+def test_reset_without_task_dir_is_a_value_error():
+    with pytest.raises(ValueError, match="task_dir"):
+        HarborBashEnv("bubblewrap").reset(prompt="x")
+
+
+# ── failures that the policy can cause: 0.0 ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("test", "kind"),
+    [
+        pytest.param("#!/bin/bash\ntrue\n", FailureKind.REWARD_MISSING, id="no reward file"),
+        pytest.param("#!/bin/bash\n: > /logs/verifier/reward.txt\n", FailureKind.REWARD_INVALID, id="empty"),
+        pytest.param(write_reward("good"), FailureKind.REWARD_INVALID, id="no number"),
+        pytest.param(write_reward("nan"), FailureKind.REWARD_INVALID, id="not a number"),
+        pytest.param(write_reward("inf"), FailureKind.REWARD_INVALID, id="infinite"),
+        pytest.param(write_reward('{"reward": "1"}', "reward.json"), FailureKind.REWARD_INVALID, id="text in json"),
+        pytest.param(write_reward('{"reward": ', "reward.json"), FailureKind.REWARD_INVALID, id="broken json"),
+        pytest.param(write_reward("[1]", "reward.json"), FailureKind.REWARD_INVALID, id="json list"),
+        pytest.param(write_reward("{}", "reward.json"), FailureKind.REWARD_MISSING, id="no keys"),
+        pytest.param("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt\n", None, id="a link"),
+    ],
+)
+def test_a_missing_or_broken_reward_is_zero(tmp_path, options, test, kind):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test=test))
+    assert env.reward == 0.0
+    assert not env._failure.kind.masked
+    assert kind is None or env._failure.kind is kind
+
+
+def test_a_verifier_timeout_is_zero(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test="sleep 60\n", toml="[verifier]\ntimeout_sec = 1\n"))
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.VERIFIER_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kill -9 -1",
+        "rm -rf /usr /bin /lib /lib64 2>/dev/null",
+        "rm -rf /logs; ln -s /nowhere /logs",
+        "rm -rf /logs/verifier; mkdir -p /logs; echo x > /logs/verifier",
+        "rm -rf /tests; echo x > /tests",
+    ],
+)
+def test_a_sandbox_that_the_policy_broke_is_never_better_than_a_wrong_answer(tmp_path, options, command):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash(command)
+    assert env.reward == 0.0
+
+
+def test_a_failure_after_commands_is_the_policys_doing(tmp_path, options):
+    task = make_task(tmp_path / "task")
+    env, idle = (bash_env(options, "faults:TestsUploadFails") for _ in range(2))
+    for each in (env, idle):
+        each.reset(task_dir=task)
+    env.bash("true")
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.SANDBOX_BROKEN
+    assert idle.reward is None
+    assert idle._failure.kind is FailureKind.SANDBOX_LOST
+
+
+def test_direct_use_of_the_sandbox_counts_as_a_command(tmp_path, options):
+    env = bash_env(options, "faults:TestsUploadFails")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env._run(env._env.exec("true"))
+    assert env.reward == 0.0
+
+
+# ── failures of the infrastructure: None ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sandbox_that_does_not_start_is_masked(tmp_path, options, caplog):
+    task = make_task(tmp_path / "task")
+    broken, fine = bash_env(options, "faults:StartFails"), bash_env(options)
+    broken.reset(task_dir=task)
+    fine.reset(task_dir=task)
+    assert "no machine could be had" in broken.bash("echo -n 42 > /workdir/answer.txt")
+    fine.bash("echo -n 42 > /workdir/answer.txt")
+    logged: dict[str, float] = {}
+    assert outcome_reward(environments=[broken, fine], log_metric=logged.__setitem__) == [None, 1.0]
+    assert broken._failure.kind is FailureKind.START_FAILED
+    assert logged["harbor/failed"] == logged["harbor/masked"] == logged["harbor/failed/start_failed"] == 0.5
+    assert logged["harbor/failed/sandbox_broken"] == 0.0
+    with pytest.raises(SandboxLostError):
+        _ = broken._env
+
+
+def test_a_start_that_hangs_is_masked_after_start_timeout(tmp_path):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), start_timeout=1)
+    env = bash_env(options, "faults:StartHangs")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    assert env.reward is None
+    assert env._failure.kind is FailureKind.START_FAILED
+    assert "start_timeout=1" in env._failure.message
+
+
+def test_a_failed_healthcheck_is_masked(tmp_path, options):
+    toml = '[environment.healthcheck]\ncommand = "false"\nretries = 1\ninterval_sec = 0.1\nstart_period_sec = 0.0\n'
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", toml=toml))
+    assert env.reward is None
+    assert env._failure.kind is FailureKind.START_FAILED
+
+
+class BrokenSetup(HarborTerminalEnv):
+    async def _setup(self) -> None:
+        raise ZeroDivisionError("a bug in the harness")
+
+
+def test_a_setup_that_raises_is_masked_and_named(tmp_path, options, caplog):
+    env = BrokenSetup("bubblewrap", options=options)
+    with caplog.at_level(logging.INFO):
+        env.reset(task_dir=make_task(tmp_path / "task"))
+        assert env.reward is None
+    assert env._failure.kind is FailureKind.SETUP_FAILED
+    assert "a bug in the harness" in env._failure.message
+    assert "a bug in the harness" in caplog.text
+
+
+def test_a_task_that_harbor_refuses_is_masked(tmp_path, options):
+    env = bash_env(options)
+    text = env.reset(task_dir=str(tmp_path / "nothing"))
+    assert "cannot be read" in text
+    assert env.reward is None
+    assert env._failure.kind is FailureKind.TASK_REFUSED
+
+
+def test_a_backend_that_is_down_for_others_too_is_masked(tmp_path, options):
+    import faults
+
+    faults.GoesDown.down.clear()
+    envs = [bash_env(options, "faults:GoesDown") for _ in range(4)]
+    for env in envs:
+        env.reset(task_dir=make_task(tmp_path / "task"))
+    for env in envs:
+        env.bash("true")
+    faults.GoesDown.down.set()
+    assert "did not answer" in envs[0].bash("true")
+    assert outcome_reward(environments=envs) == [None] * 4
+    assert {env._failure.kind for env in envs} == {FailureKind.BACKEND_DOWN}
+
+
+def test_a_broken_sandbox_among_live_ones_is_not_an_outage(tmp_path, options):
+    task = make_task(tmp_path / "task")
+    broken = bash_env(options, "faults:TestsUploadFails")
+    others = [bash_env(options, "faults:TestsUploadFails") for _ in range(3)]
+    for env in (broken, *others):
+        env.reset(task_dir=task)
+    for env in others:
+        assert env.bash("true") == "(empty output, rc=0)"
+    broken.bash("true")
+    assert broken.reward == 0.0
+
+
+# ── when the trainer waits ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_sandboxes_of_a_batch_start_together(tmp_path, options):
+    import faults
+
+    faults.StartsTogether.begun = 0
+    envs = [bash_env(options, "faults:StartsTogether") for _ in range(faults.StartsTogether.parties)]
+    task = make_task(tmp_path / "task")
+    for env in envs:  # one start after the other would wait for ever
+        env.reset(task_dir=task)
+    assert [env.bash("echo up") for env in envs] == ["up\n"] * len(envs)
+
+
+def custom_reward(environments, **kwargs):
+    return [env.reward for env in environments]
+
+
+def hidden_custom_reward(**kwargs):
+    return list(map(lambda env: env.reward, kwargs["environments"]))  # noqa: C417
+
+
+class Trainer:
+    """What a reward function's frames look like under TRL: the trainer holds the batch."""
+
+    def __init__(self, environments):
+        self.environments = environments
+
+    def calculate_rewards(self, function):
+        return function(environments=self.environments, completions=[])
+
+
+@pytest.mark.parametrize("function", [outcome_reward, custom_reward, hidden_custom_reward])
+def test_a_batch_is_verified_at_once(tmp_path, options, function):
+    import faults
+
+    faults.VerifiesTogether.begun = 0
+    envs = [bash_env(options, "faults:VerifiesTogether") for _ in range(faults.VerifiesTogether.parties)]
+    task = make_task(tmp_path / "task", toml="[verifier]\ntimeout_sec = 20\n", test=write_reward("1"))
+    for env in envs:
+        env.reset(task_dir=task)
+    assert Trainer(envs).calculate_rewards(function) == [1.0] * len(envs)
+
+
+def test_nobody_waits_for_a_sandbox_to_stop(tmp_path, options):
+    import faults
+
+    faults.StopsSlowly.may_stop.clear()
+    faults.StopsSlowly.stopped = 0
+    env = bash_env(options, "faults:StopsSlowly")
+    task = make_task(tmp_path / "task", test=write_reward("1"))
+    env.reset(task_dir=task)
+    assert env.reward == 1.0
+    env.reset(task_dir=task)
+    assert env.bash("echo next") == "next\n"
+    assert env.reward == 1.0
+    assert faults.StopsSlowly.stopped == 0
+    faults.StopsSlowly.may_stop.set()
+    assert eventually(lambda: faults.StopsSlowly.stopped == 2)
+
+
+def test_the_agents_timeout_counts_commands_not_the_wall_clock(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", toml="[agent]\ntimeout_sec = 2\n"))
+    env.bash("true")
+    time.sleep(2.5)  # the model thinks
+    assert env.bash("echo -n 42 > /workdir/answer.txt; echo alive") == "alive\n"
+    started = time.monotonic()
+    env.bash("sleep 30")
+    assert time.monotonic() - started < 25
+    assert "no time left" in env.bash("true")
+    assert env.reward == 1.0
+
+
+# ── reuse of environments ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class SlowSetup(HarborTerminalEnv):
+    """Remembers what each `_setup` saw."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._seen: list[object] = []
+
+    async def _setup(self) -> None:
+        before = self._env
+        await asyncio.sleep(0.3)
+        assert self._env is before
+        self._seen.append(before)
+
+
+def test_a_late_setup_of_the_old_rollout_never_touches_the_new_one(tmp_path, options):
+    task = make_task(tmp_path / "task", test=write_reward("1"))
+    env = SlowSetup("bubblewrap", options=options)
+    for _ in range(3):
+        env.reset(task_dir=task)
+        time.sleep(0.1)
+    env.reset(task_dir=task)
+    live = env._env
+    assert env.reward == 1.0
+    assert env._seen[-1] is live
+    assert len(set(map(id, env._seen))) == len(env._seen)
+
+
+def test_reset_gives_up_an_unfinished_rollout(tmp_path, options):
+    env = bash_env(options)
+    task = make_task(tmp_path / "task")
+    env.reset(task_dir=task)
+    env.bash("echo -n 42 > /workdir/answer.txt")
+    old = env._rollout
+    env.reset(task_dir=task)
+    assert env.reward == 0.0  # nothing of the old answer
+    assert old.result.failure.kind is FailureKind.ABANDONED
+    assert eventually(lambda: not old.trial_dir.exists())
+
+
+def test_a_tool_call_after_the_reward_is_refused(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    assert env.reward == 0.0
+    assert "rollout is over" in env.bash("echo -n 42 > /workdir/answer.txt")
+    assert env.reward == 0.0
+
+
+def test_an_environment_that_is_dropped_stops_its_sandbox(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("true")
+    rollout = env._rollout
+    del env
+    gc.collect()
+    assert eventually(lambda: rollout.result is not None)
+    assert rollout.result.failure.kind is FailureKind.ABANDONED
+
+
+# ── loops, threads, limits, directories ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_works_inside_a_running_loop_as_in_a_notebook(tmp_path, options):
+    async def cell() -> float | None:
+        env = bash_env(options)
+        env.reset(task_dir=make_task(tmp_path / "task"))
+        env.bash("echo -n 42 > /workdir/answer.txt")
+        assert await env._aexec("echo async") == "async\n"
+        return env.reward
+
+    assert asyncio.run(cell()) == 1.0
+
+
+class BlockingSetup(HarborTerminalEnv):
+    async def _setup(self) -> None:
+        self._exec("true")
+
+
+def test_a_blocking_call_on_the_engines_loop_is_an_error_not_a_hang(tmp_path, options):
+    env = BlockingSetup("bubblewrap", options=options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    assert env.reward is None
+    assert "await" in env._failure.message
+
+
+def test_max_sandboxes_below_the_batch_says_so_instead_of_hanging(tmp_path):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), max_sandboxes=1, start_timeout=8)
+    task = make_task(tmp_path / "task")
+    first, second = bash_env(options), bash_env(options)
+    first.reset(task_dir=task)
+    first.bash("true")
+    second.reset(task_dir=task)
+    assert "max_sandboxes=1" in second.bash("true")
+    assert second.reward is None
+    assert first.reward == 0.0
+    third = bash_env(options)
+    third.reset(task_dir=task)
+    assert third.bash("echo free again") == "free again\n"
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("failed", [False, True]), ("all", [True, True]), ("none", [False, False])])
+def test_keep_trials(tmp_path, keep, kept):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), keep_trials=keep)
+    fine, failed = bash_env(options), bash_env(options)
+    fine.reset(task_dir=make_task(tmp_path / "fine"))
+    failed.reset(task_dir=make_task(tmp_path / "failed", test="true\n"))
+    assert (fine.reward, failed.reward) == (0.0, 0.0)
+    dirs = [fine._trial_dir, failed._trial_dir]
+    for trial_dir, stays in zip(dirs, kept, strict=True):
+        if stays:
+            assert eventually((trial_dir / "result.json").exists)
+        else:
+            assert eventually(lambda d=trial_dir: not d.exists())
+    assert keep != "none" or eventually(lambda: not list(Path(options.trials_dir).iterdir()))
+
+
+def test_tasks_that_bring_mcp_servers_and_skills_stay_trainable(tmp_path, options):
+    toml = '[environment]\nskills_dir = "/skills"\n[[environment.mcp_servers]]\nname = "x"\ntransport = "sse"\nurl = "http://x/"\n'
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", toml=toml, test=write_reward("1")))
+    assert env.reward == 1.0
+
+
+def test_64_rollouts_at_once(tmp_path, options):
+    envs = [bash_env(options) for _ in range(64)]
+    task = make_task(tmp_path / "task")
+    for env in envs:
+        env.reset(task_dir=task)
+    for number, env in enumerate(envs):
+        env.bash(f"echo -n {42 if number % 2 else number} > /workdir/answer.txt")
+    rewards = outcome_reward(environments=envs)
+    assert rewards == [1.0 if number % 2 or number == 42 else 0.0 for number in range(64)]
+
+
+def test_tools_are_the_public_methods_and_nothing_else():
+    import inspect
+
+    for harness in (HarborBashEnv, HarborTerminalEnv):
+        public = {name for name, _ in inspect.getmembers(harness, inspect.isfunction) if not name.startswith("_")}
+        assert public == {"reset", "bash"}
+    assert not [name for name, _ in inspect.getmembers(HarborEnv, inspect.isfunction) if name == "get_reward"]
