@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -69,41 +70,59 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
     )
 
 
-def record_transcripts(attempts_file: Path, rows: Iterable[dict], environment_factory: Callable) -> Dataset:
+def record_transcripts(
+    attempts_file: Path, rows: Iterable[dict[str, Any]], environment_factory: Callable[[], Any]
+) -> Dataset:
     """Play the attempts of `attempts_file` in the tasks' sandboxes.
 
     Args:
-        attempts_file: TOML, for each task's directory name the `attempts`, each a list of commands.
+        attempts_file: TOML; for each task's directory name the `attempts`, each a list of shell commands.
         rows: Rows of a `HarborSpec.train_dataset`; tasks without attempts are left out.
         environment_factory: A `HarborSpec.environment_factory` whose environments have the tool `bash`.
 
     Returns:
-        Conversations in the columns `messages` and `tools`, as `SFTTrainer` reads them, and each one's `reward`.
+        One row a transcript: `messages` and `tools`, as `SFTTrainer` reads them, and the verifier's `reward`.
     """
     attempts = tomllib.loads(attempts_file.read_text())
-    played = []
-    for row in rows:
-        for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ()):
-            environment = environment_factory()
-            # `reset` only schedules the sandbox: all of them start together, behind this loop.
-            played.append((environment, commands, row["prompt"][-1]["content"] + environment.reset(**row)))
-
+    played = [
+        (row, commands)
+        for row in rows
+        for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ())
+    ]
+    environments = [environment_factory() for _ in played]
+    # `reset` only schedules a sandbox: all of them start at once, behind the first tool call.
+    prompts = [environment.reset(**row) for environment, (row, _) in zip(environments, played, strict=True)]
     conversations = []
-    for environment, commands, prompt in played:
-        messages = [{"role": "user", "content": prompt}]
+    for environment, prompt, (row, commands) in zip(environments, prompts, played, strict=True):
+        messages = [{"role": "user", "content": row["prompt"][-1]["content"] + prompt}]
         for command in commands:
             call = {"type": "function", "function": {"name": "bash", "arguments": {"command": command}}}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             messages.append({"role": "tool", "name": "bash", "content": environment.bash(command)})
         messages.append({"role": "assistant", "content": "Done."})
         conversations.append({"messages": messages, "tools": [get_json_schema(environment.bash)]})
-    for conversation, (environment, *_) in zip(conversations, played, strict=True):
-        conversation["reward"] = environment.reward
-    return Dataset.from_list(conversations)
+    rewards = [environment.reward for environment in environments]
+    return Dataset.from_list([{**row, "reward": reward} for row, reward in zip(conversations, rewards, strict=True)])
 
 
-def warm_up(model, tokenizer, transcripts: Dataset, output_dir: Path, steps: int, seed: int = 0) -> None:
-    """A short SFT on `transcripts`: the model learns to call the tool and to imitate good and bad attempts alike."""
+def fit_tokenizer(transcripts: Dataset) -> PreTrainedTokenizerFast:
+    """A tokenizer in which `transcripts` are short."""
+    plain = build_tokenizer()
+    return build_tokenizer(
+        plain.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False) for row in transcripts
+    )
+
+
+def warm_up(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    transcripts: Dataset,
+    output_dir: Path,
+    *,
+    steps: int = 60,
+    seed: int = 0,
+) -> None:
+    """A short SFT on `transcripts`, right or wrong: the model learns to call the tool, and to imitate any attempt."""
     SFTTrainer(
         model=model,
         processing_class=tokenizer,
@@ -124,7 +143,7 @@ def warm_up(model, tokenizer, transcripts: Dataset, output_dir: Path, steps: int
             gradient_checkpointing=False,
             report_to="none",
             save_strategy="no",
-            logging_steps=10,
+            logging_strategy="no",
             disable_tqdm=True,
         ),
     ).train()
