@@ -12,6 +12,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class HubServer:
         self.corrupt: set[str] = set()
         """Paths of files that are served with other content than listed."""
         self.ignore_ranges = False
+        self.page_delay = 0.0
+        """Seconds that each page of a listing takes."""
         self.token: str | None = None
         """The token that opens gated and private repos."""
         self._lock = threading.Lock()
@@ -163,6 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def tree(self, path: str, files: dict[str, bytes], query: dict[str, list[str]]) -> None:
         names = self.hub.entries(path, files)
+        time.sleep(self.hub.page_delay)
         start = int(query.get("cursor", ["0"])[0])
         page = []
         for name in names[start : start + self.hub.page_size]:

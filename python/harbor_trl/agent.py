@@ -24,9 +24,7 @@ class PolicyAgent(BaseAgent):
 
     # Harbor refuses a task that brings MCP servers, skills or a trajectory to an agent that does not declare them. The
     # policy's tools come from its harness alone, so such a task stays trainable without them, and the log says so.
-    capabilities = AgentCapabilities(
-        skills=True, mcp_servers=True, mcp_http_headers=True, load_atif_trajectory=True
-    )
+    capabilities = AgentCapabilities(skills=True, mcp_servers=True, mcp_http_headers=True, load_atif_trajectory=True)
 
     def __init__(self, *args: Any, rollout_id: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

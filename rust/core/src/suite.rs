@@ -160,6 +160,9 @@ impl Suite {
                         break;
                     }
                     for &i in &wanted[start..wanted.len().min(start + CHUNK)] {
+                        if crew.stopped() {
+                            break;
+                        }
                         let file = self.root.join(&self.tasks[i].path).join("task.toml");
                         own.push((i, read_file(&file, version, &mut buffer)));
                         crew.read.fetch_add(1, Relaxed);

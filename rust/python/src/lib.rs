@@ -13,5 +13,7 @@ mod _native {
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
+    use super::output::OutputBuffer;
+    #[pymodule_export]
     use super::suite::{ArrowStream, SuiteIndex, parse_toml};
 }
