@@ -1,4 +1,4 @@
-"""A tiny Qwen3 and its tokenizer, made on the spot and warmed up on a few transcripts: nothing is downloaded."""
+"""A tiny Qwen3 and its tokenizer, made on the spot and warmed up on a few transcripts; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def warm_up(
         args=SFTConfig(
             output_dir=str(output_dir),
             max_steps=steps,
-            per_device_train_batch_size=len(transcripts),
+            per_device_train_batch_size=16,
             learning_rate=6e-3,
             adam_beta2=0.99,
             lr_scheduler_type="cosine",
