@@ -47,7 +47,8 @@ slay_now() {
                 case $line in *HARBOR_TRL_EXEC="$1"*)
                     process=${environ%/environ}
                     # Its group too: a fork bomb is faster than this loop.
-                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" != "$own_group" ] && kill -KILL -"$other"
+                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] &&
+                        kill -KILL -"$other"
                     kill -KILL "${process#/proc/}" && found=1
                     break
                     ;;
