@@ -12,6 +12,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,9 +55,11 @@ class HubServer:
         self.faults: dict[str, list[int]] = {}
         """By a request's path (`METHOD path`), what befalls its next requests: a number below 100 closes the connection
         after that many percent of the body, an HTTP status is answered instead."""
-        self.corrupt: set[str] = set()
-        """Paths of files that are served with other content than listed."""
+        self.corrupt: dict[str, bytes] = {}
+        """What is served for a path instead of the listed content."""
         self.ignore_ranges = False
+        self.page_delay = 0.0
+        """Seconds that each page of a listing takes."""
         self.token: str | None = None
         """The token that opens gated and private repos."""
         self._lock = threading.Lock()
@@ -163,6 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def tree(self, path: str, files: dict[str, bytes], query: dict[str, list[str]]) -> None:
         names = self.hub.entries(path, files)
+        time.sleep(self.hub.page_delay)
         start = int(query.get("cursor", ["0"])[0])
         page = []
         for name in names[start : start + self.hub.page_size]:
@@ -193,9 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "Location": f"{self.hub.cdn}/cdn/{digest}",
             }
             return self.answer(302, b"", headers)
-        if path in self.hub.corrupt:
-            content = bytes(len(content))
-        self.ranged(content, headers)
+        self.ranged(self.hub.corrupt.get(path, content), headers)
 
     def cdn(self, digest: str) -> None:
         for repo in self.hub.repos.values():

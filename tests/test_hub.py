@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -283,7 +283,25 @@ def test_large_files_come_from_another_origin_which_never_sees_the_token(
     assert (to_hub, to_cdn) == ({"Bearer hf_secret"}, [None])
 
 
-def test_files_are_fetched_at_the_listed_commit_even_if_the_repo_moves_on(hub: HubServer) -> None:
+@pytest.mark.parametrize("moment", ["/tree/", "/resolve/"])
+def test_listing_and_files_are_of_one_commit_even_if_the_repo_moves_on_in_between(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    repo = hub.repo(REPO, suite("a", "b"))
+    note = hub.note
+
+    def move_on(request: str, headers: Mapping[str, str]) -> None:
+        if moment in request and len(repo.commits) == 1:
+            repo.commit({path: content + b"!" for path, content in suite("a", "c").items()})
+        note(request, headers)
+
+    monkeypatch.setattr(hub, "note", move_on)
+    found = download_suite(REPO)
+    assert len(repo.commits) == 2
+    assert contents(found.root) == suite("a", "b")
+
+
+def test_each_revision_has_its_own_tasks(hub: HubServer) -> None:
     repo = hub.repo(REPO, suite("a"))
     old = repo.refs["main"]
     repo.commit(suite("a", "b"), ref="v2")
@@ -319,6 +337,22 @@ def test_a_connection_that_breaks_mid_file_is_taken_up_again(hub: HubServer, ign
     assert len(hub.ranges) == 2 and "bytes=0-" not in hub.ranges
 
 
+def test_a_connection_that_breaks_often_is_given_up_only_when_nothing_more_arrives(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harbor_trl.hub._ATTEMPTS", 3)
+    content = os.urandom(900_000)
+    sha = hub.repo(REPO, task("a", data=content)).refs["main"]
+    hub.faults[get("a/data", sha)] = [20] * 4
+    assert (download_suite(REPO).root / "a/data").read_bytes() == content
+
+    sha = hub.repo(REPO, task("b", data=content[::-1])).refs["main"]
+    hub.faults[get("b/data", sha)] = [20] + [0] * 9
+    with pytest.raises(HubError, match=r"cannot be reached .*check the network"):
+        download_suite(REPO)
+    assert len(hub.faults[get("b/data", sha)]) == 10 - 1 - 3
+
+
 def test_a_connection_that_breaks_mid_large_file_is_taken_up_again(hub: HubServer) -> None:
     import hashlib
 
@@ -349,10 +383,14 @@ def test_a_busy_server_is_asked_again(hub: HubServer) -> None:
 
 def test_content_that_is_not_what_was_listed_is_refused_and_leaves_no_task(hub: HubServer) -> None:
     hub.repo(REPO, suite("a", "b"))
-    hub.corrupt = {"b/instruction.md"}
-    with pytest.raises(HubError, match=r"b/instruction\.md was downloaded in full, but is not what"):
-        download_suite(REPO)
-    hub.corrupt = set()
+    for content, message in (
+        (b"Do B.", "was downloaded in full, but is not what"),
+        (b"Do b.!", "sent more than the 5"),
+    ):
+        hub.corrupt = {"b/instruction.md": content}
+        with pytest.raises(HubError, match=rf"b/instruction\.md {message}"):
+            download_suite(REPO)
+    hub.corrupt = {}
     found = download_suite(REPO)
     assert (found.root / "b/instruction.md").read_bytes() == b"Do b."
 
@@ -553,6 +591,17 @@ def test_a_hundred_thousand_tasks_are_listed_page_by_page_and_once(hub: HubServe
     hub.requests.clear()
     assert isinstance(download_suite(REPO, revision=sha, indices=[5]), HubSuite)
     assert hub.requests == []
+
+
+def test_a_long_listing_shows_its_progress(hub: HubServer) -> None:
+    hub.repo(REPO, suite(*"abcdefgh"))
+    hub.page_size, hub.page_delay = 10, 0.5
+    shown = in_process(hub)
+    assert "Listing org/suite: " in shown.stderr and " files" in shown.stderr
+    commit = hub.repos[REPO].commit(suite("z"))
+    hub.page_size = 1
+    silent = in_process(hub, f", revision={commit!r}", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    assert (silent.returncode, silent.stderr) == (0, "")
 
 
 def test_importing_the_module_imports_no_hub_client() -> None:

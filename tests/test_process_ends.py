@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tasks import make_task
 
 HERE = Path(__file__).parent

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tasks import make_task, write_reward
 
 from harbor_trl import HarborBashEnv, HarborEnv, HarborTerminalEnv
 from harbor_trl.errors import RewardKeyError, SandboxLostError
 from harbor_trl.options import RolloutOptions
 from harbor_trl.rewards import outcome_reward
 from harbor_trl.rollout import FailureKind
+from tasks import make_task, write_reward
 
 pytest.importorskip("harbor_trl.environments.bubblewrap")
 
@@ -87,7 +87,9 @@ def test_several_keys_without_reward_say_how_to_choose(tmp_path, options):
 
 
 def test_a_policy_cannot_end_the_run_with_odd_reward_keys(tmp_path, options):
-    test = "#!/bin/bash\nif [ -e /tmp/odd ]; then echo '{\"x\": 1, \"y\": 1}'; else echo '{\"reward\": 1}'; fi > /logs/verifier/reward.json\n"
+    test = """#!/bin/bash
+if [ -e /tmp/odd ]; then echo '{"x": 1, "y": 1}'; else echo '{"reward": 1}'; fi > /logs/verifier/reward.json
+"""
     task = make_task(tmp_path / "task", test=test)
     env = bash_env(options)
     env.reset(task_dir=task)
@@ -284,7 +286,7 @@ def custom_reward(environments, **kwargs):
 
 
 def hidden_custom_reward(**kwargs):
-    return list(map(lambda env: env.reward, kwargs["environments"]))  # noqa: C417
+    return list(map(lambda env: env.reward, kwargs["environments"]))
 
 
 class Trainer:

@@ -4,7 +4,7 @@
 
     spec = HarborSpec("path/or/hub-repo", agent="bash", num_tasks=64)
 
-Importing this package imports none of harbor, torch, trl, transformers, datasets: each is imported where it is first used.
+Importing this package imports none of harbor, torch, trl, transformers, datasets: each is imported where it is used.
 """
 
 from __future__ import annotations

@@ -162,9 +162,8 @@ def _close_at_exit() -> None:
     if _registered_pid == os.getpid():
         return
     _registered_pid = os.getpid()
-    # Stopping a sandbox may need `asyncio.to_thread`, which is refused once `concurrent.futures` has had its own turn at
+    # Stopping a sandbox may need `asyncio.to_thread`, which is refused once `concurrent.futures` had its own turn at
     # exit; both use this list, last come first served. `atexit` runs later and covers a Python without the list.
-    import concurrent.futures.thread
 
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

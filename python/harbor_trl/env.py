@@ -7,6 +7,7 @@ import sys
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from harbor_trl.engine import engine
@@ -24,8 +25,8 @@ _preflighted: set[str] = set()
 class HarborEnv:
     """A TRL environment on a Harbor task: sandbox, tools, verifier.
 
-    TRL calls `reset(task_dir=...)`, then tools, then reads `reward` through a reward function. Each `reset` begins a new
-    rollout, which is a Harbor trial: it starts in the background, and the first tool call waits for its sandbox.
+    TRL calls `reset(task_dir=...)`, then tools, then reads `reward` through a reward function. Each `reset` begins a
+    new rollout, which is a Harbor trial: it starts in the background, and the first tool call waits for its sandbox.
 
     Subclass it to write a harness: each public method is a tool (type hints and a docstring with an `Args:` section
     make its schema), everything else begins with an underscore. Building an instance starts nothing.
@@ -174,7 +175,7 @@ class HarborEnv:
 
     @property
     def _failure(self) -> Failure | None:
-        """Why this rollout has no reward from its verifier (kind and message); None while it is not known to have failed."""
+        """Why this rollout has no reward from its verifier: kind and message. None while no failure is known."""
         outcome = self._current.result if self._current is not None else None
         return outcome.failure if outcome is not None else None
 
@@ -232,13 +233,13 @@ def _same_batch(env: HarborEnv) -> list[HarborEnv]:
     A custom reward function reads them one after the other, and each read waits for a verifier. TRL hands it the whole
     batch as `environments`, all of whose rollouts are over, so the list is taken from the callers' frames.
     """
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     for _ in range(_FRAMES):
-        frame = frame.f_back
         if frame is None:
             break
         local = frame.f_locals
         for batch in (local.get("environments"), getattr(local.get("self"), "environments", None)):
             if isinstance(batch, list | tuple) and any(other is env for other in batch):
                 return [other for other in batch if isinstance(other, HarborEnv)]
+        frame = frame.f_back
     return []

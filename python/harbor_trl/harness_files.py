@@ -1,8 +1,8 @@
 """Harnesses in files outside any package, importable in every process that imports this package.
 
-A class pickles as the name of its module and its own. A module loaded from `path/to/file.py` gets a name below this one that
-spells the file's absolute path, so a fresh process that unpickles the class, or a factory made from it, finds the file again:
-importing the parent of that name is what installs the finder.
+A class pickles as the name of its module and its own. A module loaded from `path/to/file.py` gets a name below this one
+that spells the file's absolute path, so a fresh process that unpickles the class, or a factory made from it, finds the
+file again: importing the parent of that name is what installs the finder.
 """
 
 from __future__ import annotations

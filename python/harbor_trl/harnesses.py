@@ -9,7 +9,7 @@ class HarborBashEnv(HarborEnv):
     """One `bash` tool; the answer goes into `/workdir/answer.txt`, from where the task's verifier reads it."""
 
     PROMPT_SUFFIX = (
-        "\n\nYou work in a Linux sandbox through one tool, `bash`: it runs a shell command and returns what the command "
+        "\n\nYou work in a Linux sandbox through one tool, `bash`: it runs a shell command and returns what it "
         "printed. Input files, if any, are in /home/user/input. To submit your answer, write it to "
         "/workdir/answer.txt with the tool, for example: echo -n 42 > /workdir/answer.txt. Only the file counts: an "
         "answer in your message is not read. Write the answer alone, and write it before you stop."
@@ -34,7 +34,7 @@ class HarborBashEnv(HarborEnv):
 
 
 class HarborTerminalEnv(HarborEnv):
-    """One `bash` tool in the task's own working directory, for suites whose verifiers look at what was changed there."""
+    """One `bash` tool in the task's own working directory, for suites whose verifiers look at what changed there."""
 
     PROMPT_SUFFIX = (
         "\n\nYou work in a Linux sandbox through one tool, `bash`: it runs a shell command in the task's working "

@@ -216,7 +216,7 @@ def _list_tasks(api: HfApi, repo_id: str, commit: str) -> Listing:
     from huggingface_hub import RepoFile
 
     files: list[tuple[str, int, str]] = []
-    with _progress(f"Listing {repo_id}", None, " files") as advance:
+    with _progress(f"Listing {repo_id}", None, unit=" files") as advance:
         for entry in api.list_repo_tree(repo_id, recursive=True, revision=commit, repo_type="dataset"):
             if isinstance(entry, RepoFile):
                 files.append((entry.path, entry.size, entry.lfs.sha256 if entry.lfs is not None else entry.blob_id))
@@ -246,7 +246,7 @@ def find_tasks(files: Sequence[tuple[str, int, str]], *, where: str) -> Listing:
             found.setdefault(owner, []).append(_File(path[len(owner) + 1 if owner else 0 :], size, digest))
 
     root = ""
-    if "" not in found and any(home.startswith("tasks/") for home in found):
+    if any(home.startswith("tasks/") for home in found):
         root = "tasks"
         found = {home[len("tasks/") :]: task for home, task in found.items() if home.startswith("tasks/")}
     return Listing(
@@ -336,29 +336,32 @@ def _download(
                 places.setdefault((file.digest, file.size), []).append(_Place(task, file, target))
         _check_space(home, sum(place.file.size for group in places.values() for place in group))
 
-        count = threading.Lock()
+        lock = threading.Lock()
         stop = threading.Event()
+
+        def arrived(size: int) -> None:
+            with lock:
+                advance(size)
 
         def fetch(group: list[_Place]) -> None:
             first = group[0]
             task_id = task_ids[first.task]
             in_repo = "/".join(filter(None, (listing.root, "" if task_id == "." else task_id, first.file.path)))
             url = hf_hub_url(repo_id, in_repo, repo_type="dataset", revision=commit, endpoint=api.endpoint)
-            _fetch(url, headers, first, stop)
+            _fetch(url, headers, first, arrived, stop)
             for place in group[1:]:
                 shutil.copyfile(first.target, place.target)
             complete = []
-            with count:
+            with lock:
                 for place in group:
                     left[place.task] -= 1
                     if left[place.task] == 0:
                         complete.append(place.task)
             for task in complete:
                 _publish(staging / str(task), root / task_ids[task])
-                advance(1)
 
         with (
-            _progress(f"Downloading {repo_id}", len(task_ids), " tasks") as advance,
+            _progress(f"Downloading {len(task_ids)} tasks of {repo_id}", sum(size for _, size in places)) as advance,
             ThreadPoolExecutor(_DOWNLOADS_AT_ONCE, thread_name_prefix="harbor-trl-hub") as pool,
         ):
             try:
@@ -383,17 +386,21 @@ def _publish(source: Path, target: Path) -> None:
             raise
 
 
-def _fetch(url: str, headers: dict[str, str], place: _Place, stop: threading.Event) -> None:
+def _fetch(
+    url: str, headers: dict[str, str], place: _Place, arrived: Callable[[int], None], stop: threading.Event
+) -> None:
     """Downloads one file, going on where a broken connection left it, and checks its content."""
     size, digest = place.file.size, place.file.digest
     with place.target.open("w+b") as out:
         if size:
-            _fetch_into(url, headers, out, size=size, stop=stop)
+            _fetch_into(url, headers, out, size, arrived, stop)
         if _digest(out, size, digest) != digest:
             raise HubError(f"{url} was downloaded in full, but is not what the repo's listing says; try again")
 
 
-def _fetch_into(url: str, headers: dict[str, str], out: BinaryIO, *, size: int, stop: threading.Event) -> None:
+def _fetch_into(
+    url: str, headers: dict[str, str], out: BinaryIO, size: int, arrived: Callable[[int], None], stop: threading.Event
+) -> None:
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
@@ -420,8 +427,10 @@ def _fetch_into(url: str, headers: dict[str, str], out: BinaryIO, *, size: int, 
                 if start and response.status_code != 206:
                     out.seek(0)
                     out.truncate()
-                for chunk in response.iter_bytes(_CHUNK):
+                    arrived(-start)
+                for chunk in response.iter_bytes():
                     out.write(chunk)
+                    arrived(len(chunk))
                     if out.tell() > size:
                         raise HubError(f"{url} sent more than the {size} bytes that the repo's listing says")
                     if stop.is_set():
@@ -432,7 +441,8 @@ def _fetch_into(url: str, headers: dict[str, str], out: BinaryIO, *, size: int, 
             return
         if out.tell() > start:
             attempts, wait = _ATTEMPTS, 0.5
-        attempts -= 1
+        else:
+            attempts -= 1
         if attempts == 0:
             raise problem or HubError(f"{url} ended after {out.tell()} of {size} bytes, {_ATTEMPTS} times in a row")
         logger.info("%s broke off at byte %d of %d; going on.", url, out.tell(), size)
@@ -490,12 +500,12 @@ def _remove_stale(home: Path) -> None:
 
 
 @contextmanager
-def _progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], object]]:
+def _progress(what: str, total: int | None, unit: str = "B") -> Iterator[Callable[[int], object]]:
     """A bar that shows itself after a second, and not at all with `HF_HUB_DISABLE_PROGRESS_BARS`."""
     from huggingface_hub.utils import tqdm
 
     # The class has no annotations.
-    with tqdm(desc=what, total=total, unit=unit, delay=1.0) as bar:  # type: ignore[no-untyped-call]
+    with tqdm(desc=what, total=total, unit=unit, unit_scale=True, delay=1.0) as bar:  # type: ignore[no-untyped-call]
         yield bar.update
 
 

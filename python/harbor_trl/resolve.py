@@ -19,8 +19,8 @@ def resolve_harness(agent: str | type[HarborEnv]) -> type[HarborEnv]:
     """The harness class that `agent` names.
 
     Args:
-        agent: A key of `AGENTS`, `"package.module:Class"`, `"path/to/file.py:Class"`, or the class itself. A class from a file
-            can be pickled, and unpickled in another process as long as the file is there.
+        agent: A key of `AGENTS`, `"package.module:Class"`, `"path/to/file.py:Class"`, or the class itself. A
+            class from a file can be pickled, and unpickled in another process as long as the file is there.
 
     Raises:
         HarnessError: `agent` names nothing that can be loaded.

@@ -52,8 +52,8 @@ def outcome_reward(
 def rollout_metrics(environments: Sequence[HarborEnv]) -> dict[str, float]:
     """What the trainer's log says about a batch of finished rollouts: shares in 0..1 and mean seconds.
 
-    Every kind of failure is in it, also at 0: the trainer averages over the ranks that logged a name, so a rank without a
-    failure must say 0.
+    Every kind of failure is in it, also at 0: the trainer averages over the ranks that logged a name, so a rank without
+    a failure must say 0.
     """
     from harbor_trl.rollout import FailureKind
 

@@ -75,8 +75,8 @@ _POLICY_KINDS = frozenset(
     }
 )
 
-# Harbor's exception names for what a verifier can do wrong (harbor/verifier/verifier.py, harbor/trial/errors.py). A policy
-# can cause each of them, and one that ran nothing too: a verifier that finds no answer may well end without a reward.
+# Harbor's names for what a verifier can do wrong (harbor/verifier/verifier.py, trial/errors.py). A policy can cause
+# each of them, and so can one that ran nothing: a verifier that finds no answer may well end without a reward.
 _VERIFIER_KINDS = {
     "VerifierTimeoutError": FailureKind.VERIFIER_TIMEOUT,
     "RewardFileNotFoundError": FailureKind.REWARD_MISSING,
@@ -269,8 +269,12 @@ class Rollout:
 
     def abandon(self) -> None:
         """Stop the trial in the background unless its reward is known. Returns at once."""
-        if not self._outcome.done():
-            self.engine.call_soon(lambda: self._main is not None and not self._outcome.done() and self._main.cancel())
+
+        def cancel() -> None:
+            if self._main is not None and not self._outcome.done():
+                self._main.cancel()
+
+        self.engine.call_soon(cancel)
 
     async def sandbox(self) -> BaseEnvironment | None:
         """Wait until the sandbox is up and its harness set up; None if it never will be."""
@@ -488,8 +492,8 @@ class Rollout:
             _scalar_tasks.add(self.task_dir)
             return Outcome(details[key], details)
         message = (
-            f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one with "
-            f"HarborSpec(..., reward_key=...)."
+            f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one "
+            "with HarborSpec(..., reward_key=...)."
         )
         if self.task_dir in _scalar_tasks:  # then a policy wrote this file: no reason to end the run
             return Outcome(0.0, details, Failure(FailureKind.REWARD_INVALID, message))

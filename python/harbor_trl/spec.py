@@ -44,9 +44,9 @@ class HarborSpec:
     Nothing is read, downloaded or imported before the first use of a property; each is computed once.
 
     Args:
-        dataset: A local directory, or the id `owner/name` of a dataset repo on the Hugging Face hub; a directory that exists wins.
-            Its tasks are the directories with a `task.toml` at any depth, or the directory itself. If there are any below
-            its folder `tasks`, only those count. They are ordered by path, component by component.
+        dataset: A local directory, or the id `owner/name` of a dataset repo on the Hugging Face hub; a directory that
+            exists wins. Its tasks are the directories with a `task.toml` at any depth, or the directory itself. If
+            there are any below its folder `tasks`, only those count. They are ordered by path, component by component.
         agent: The harness, which is the tools that the policy gets: a key of `AGENTS`, `"package.module:Class"`,
             `"path/to/file.py:Class"`, or a `HarborEnv` subclass.
         environment_type: Where sandboxes run, handed to Harbor: `"docker"`, `"bubblewrap"` (ours), `"e2b"`, ..., or
@@ -54,8 +54,8 @@ class HarborSpec:
         num_tasks: Take the first so many tasks. Default: all.
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
-        on_invalid: What to do about tasks whose `task.toml` cannot be used: `"raise"` an error that lists them, or `"skip"`
-            them with one warning.
+        on_invalid: What to do about tasks whose `task.toml` cannot be used: `"raise"` an error that lists them, or
+            `"skip"` them with one warning.
         revision: Branch, tag or commit of a hub repo.
         environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
         reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
@@ -66,8 +66,8 @@ class HarborSpec:
         output_limit: Characters of output that a tool call returns. Default: 8,000.
 
     Raises:
-        SuiteError: `num_tasks` and `indices` are both given. From the properties: no such suite, no task in it, a selection that
-            does not fit it, tasks that cannot be used.
+        SuiteError: `num_tasks` and `indices` are both given. From the properties: no such suite, no task in it, a
+            selection that does not fit it, tasks that cannot be used.
         HubError: From the properties: the repo cannot be listed or downloaded.
         HarnessError: `agent` names no harness.
         HarnessTypeError: `agent` is not a `HarborEnv` subclass.
@@ -124,8 +124,8 @@ class HarborSpec:
         """One row a task, for TRL's `train_dataset`.
 
         Columns: `prompt` (an empty user message, to which TRL appends what `reset` returns), `task_dir` (absolute),
-        `task_index` (position in the suite), and with `include_metadata` `task_id`, `task_name`, `gold_answer`, `reward_mode`,
-        `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
+        `task_index` (position in the suite), and with `include_metadata` `task_id`, `task_name`, `gold_answer`,
+        `reward_mode`, `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
         """
         from datasets import Dataset
         from datasets.table import InMemoryTable
@@ -204,7 +204,8 @@ class HarborSpec:
         if not len(suite):
             problems = f":\n{'\n'.join(f'  {problem}' for problem in suite.problems)}" if suite.problems else ""
             raise SuiteError(
-                f"{suite.root}: no task in it. A task is a directory with a task.toml, outside hidden directories{problems}"
+                f"{suite.root}: no task in it. A task is a directory with a task.toml; hidden directories are not "
+                f"searched{problems}"
             )
         if everything:
             return suite, None

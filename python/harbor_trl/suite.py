@@ -1,12 +1,13 @@
 """Find the tasks of a suite and read their metadata into typed columns.
 
-A task is a directory with a file `task.toml`, at any depth below the suite's root, or the root itself; below a task there are
-no further tasks. Tasks are ordered by path, component by component, as `sorted()` orders `pathlib.Path`. Hidden directories
-are skipped; a link to a directory is followed unless the directory is searched already.
+A task is a directory with a file `task.toml`, at any depth below the suite's root, or the root itself; below a task
+there are no further tasks. Tasks are ordered by path, component by component, as `sorted()` orders `pathlib.Path`.
+Hidden directories are skipped; a link to a directory is followed unless the directory is searched already.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -93,7 +94,7 @@ class BrokenTask(NamedTuple):
 
 
 class ScanProblem(NamedTuple):
-    """Something in a suite's tree that is no task and deserves a look; `kind` is a word, `detail` where a link leads."""
+    """Something in a suite's tree that is no task and deserves a look; `detail` is where a link leads."""
 
     path: Path
     kind: str
@@ -222,8 +223,8 @@ class Suite:
                         if kind == "syntax":
                             warnings.warn(
                                 f"{file}: Python's tomllib reads this file, harbor-trl's own parser does not "
-                                f"(line {line}, column {column}: {message}). This is a bug of harbor-trl: please report it "
-                                "with the file. tomllib's values are used.",
+                                f"(line {line}, column {column}: {message}). This is a bug of harbor-trl: please "
+                                "report it with the file. tomllib's values are used.",
                                 stacklevel=2,
                             )
                         continue
@@ -381,9 +382,8 @@ class _Progress:
         if self._bar is None:
             if time.monotonic() < self._due:
                 return
-            from huggingface_hub.utils import tqdm
-
-            self._bar = tqdm(desc=self._title, unit=" tasks")
+            # This bar heeds HF_HUB_DISABLE_PROGRESS_BARS; for mypy its module does not export it.
+            self._bar = importlib.import_module("huggingface_hub.utils").tqdm(desc=self._title, unit=" tasks")
         self._bar.update(count - self._bar.n)
 
     def __enter__(self) -> _Progress:

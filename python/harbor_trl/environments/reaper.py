@@ -59,7 +59,7 @@ def sweep(prefix: str) -> int:
     """Remove what is there now; returns how many things that was."""
 
     def ours(kind: list[str]) -> list[str]:
-        rows = _docker(*kind, "--filter", f"label={_PROJECT}", "--format", '{{.ID}}|{{.Label "%s"}}' % _PROJECT)
+        rows = _docker(*kind, "--filter", f"label={_PROJECT}", "--format", f'{{{{.ID}}}}|{{{{.Label "{_PROJECT}"}}}}')
         return [row.split("|")[0] for row in rows if row.partition("|")[2].startswith(prefix)]
 
     if containers := ours(["ps", "-a"]):
