@@ -132,10 +132,8 @@ def unique_seconds() -> str:
 @pytest.mark.parametrize(
     "command",
     [
-        "echo before; sleep {0}; echo after",
-        "echo before; trap '' TERM; sleep {0}; while :; do sleep {0}; done",
-        "echo before; sleep {0} & sleep {0}",
-        "echo before; trap '' TERM HUP INT; (trap '' TERM; sleep {0}) & wait",
+        "echo before; sleep {0} & sleep {0}; echo after",
+        "echo before; trap '' TERM HUP INT; (trap '' TERM; sleep {0}) & sleep {0}; while :; do sleep {0}; done",
     ],
 )
 def test_at_the_deadline_all_of_a_command_is_killed_and_its_output_kept(tools, command):
@@ -187,7 +185,7 @@ def test_output_beyond_the_limit_keeps_both_ends_and_the_whole_in_a_file(tools):
     ]
 
 
-@pytest.mark.parametrize("flood", ["yes", "cat /dev/zero", "while :; do echo y; done", "trap '' PIPE TERM; yes; yes"])
+@pytest.mark.parametrize("flood", ["yes", "while :; do echo y; done", "trap '' PIPE TERM; yes; yes"])
 def test_a_flood_is_stopped_at_the_cap(tools, flood):
     result = run(tools, flood, output_cap=1 << 18, timeout_sec=60)
     assert not result.timed_out and len(result.text) < 9_000

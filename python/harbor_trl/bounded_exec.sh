@@ -18,6 +18,7 @@ id=$1 seconds=$2 shown=$3 keep=$4 cap=$5 file=$6 command=$HARBOR_TRL_COMMAND
 mark=@@harbor-trl-$id@@
 printf '%s start\n' "$mark"
 exec 2>/dev/null
+read -r _ _ _ _ own_group _ </proc/self/stat
 
 # The command's first process leads its session and group; what left the group still carries the mark in its
 # environment. The watchdog must not be ended in the middle of this.
@@ -46,7 +47,8 @@ slay_now() {
                 case $line in *HARBOR_TRL_EXEC="$1"*)
                     process=${environ%/environ}
                     # Its group too: a fork bomb is faster than this loop.
-                    read -r _ _ _ _ group_id _ <"$process/stat" && [ "$group_id" -gt 1 ] && kill -KILL -"$group_id"
+                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] &&
+                        kill -KILL -"$other"
                     kill -KILL "${process#/proc/}" && found=1
                     break
                     ;;
@@ -225,7 +227,10 @@ fifo)
     status=$?
     trap '' PIPE
     exec 9>&-
-    if [ "$timed_out" = 0 ]; then
+    # Mostly the reader ends at once, and nobody needs to be woken to wait for it.
+    i=0
+    while [ "$i" -lt 50 ] && alive "$reader"; do i=$((i + 1)); done
+    if [ "$timed_out" = 0 ] && [ "$i" = 50 ]; then
         echo ended >"$base.pid"
         kill -USR2 "$watchdog" || alarm=1
     fi
@@ -292,9 +297,10 @@ if [ "$base" ]; then
     fi
     if [ "$size" -gt "$shown" ] || [ "$held" = 1 ]; then
         kept=$base.out
-        rm -f "$base.fifo" "$base.pid"
-    else
-        rm -f "$base.fifo" "$base.pid" "$base.out"
+        report
+        exec rm -f "$base.fifo" "$base.pid"
     fi
+    report
+    exec rm -f "$base.fifo" "$base.pid" "$base.out"
 fi
 report
