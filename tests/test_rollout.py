@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harbor_trl import HarborBashEnv, HarborEnv, HarborTerminalEnv
-from harbor_trl.errors import RewardKeyError, SandboxLostError
+from harbor_trl.errors import RewardKeyError, SandboxFileError, SandboxLostError
 from harbor_trl.options import RolloutOptions
 from harbor_trl.rewards import outcome_reward
 from harbor_trl.rollout import FailureKind
@@ -426,6 +426,32 @@ def test_a_blocking_call_on_the_engines_loop_is_an_error_not_a_hang(tmp_path, op
     env.reset(task_dir=make_task(tmp_path / "task"))
     assert env.reward is None
     assert "await" in env._failure.message
+
+
+def test_a_harness_reads_and_writes_files_of_any_name_and_content(tmp_path, options):
+    env = bash_env(options)
+    with pytest.raises(SandboxLostError, match="never called"):
+        env._read_file("x")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    for name, data in {"a b/'c'\n": b"\0\xff\r\n", "-n": b"", "/tmp/deep/er": bytes(range(256)) * 2000}.items():
+        env._write_file(name, data)
+        assert env._read_file(name) == data
+    env._write_file("/workdir/answer.txt", "42")
+    with pytest.raises(SandboxFileError, match="longer"):
+        env._read_file("/tmp/deep/er", max_bytes=100)
+    with pytest.raises(SandboxFileError, match="no such file"):
+        env._read_file("/tmp/none")
+    assert env.reward == 1.0
+    with pytest.raises(SandboxLostError):
+        env._read_file("/workdir/answer.txt")
+
+
+def test_the_output_limit_holds_per_rollout_and_per_call(tmp_path, options):
+    env = bash_env(RolloutOptions(trials_dir=options.trials_dir, output_limit=400))
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    text = env.bash("echo begin; seq 10000; echo end")
+    assert text.startswith("begin\n1\n") and "end\n" in text[-200:] and len(text) < 700
+    assert 1000 < len(env._exec("seq 10000", output_limit=1000)) < 1300
 
 
 def test_max_sandboxes_below_the_batch_says_so_instead_of_hanging(tmp_path):

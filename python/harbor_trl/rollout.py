@@ -277,14 +277,14 @@ class Rollout:
         self.engine.call_soon(cancel)
 
     async def sandbox(self) -> BaseEnvironment | None:
-        """Wait until the sandbox is up and its harness set up; None if it never will be."""
+        """Wait until the sandbox is up and its harness set up; None if it never will be, or the rollout is over."""
         await self._up.wait()
-        return self.environment
+        return None if self._over.is_set() else self.environment
 
     async def execute(self, command: str, timeout_sec: float, output_limit: int) -> str:
         """Run a policy's command; never raises for what the sandbox does."""
         environment = await self.sandbox()
-        if environment is None or self._over.is_set():
+        if environment is None:
             return self.dead_text()
         if self._tool_limit is not None:
             timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
