@@ -28,3 +28,17 @@ class HarnessTypeError(HarborTrlError, TypeError):
 
 class SandboxUnavailableError(HarborTrlError, RuntimeError):
     """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""
+
+
+class DockerfileError(HarborTrlError, ValueError):
+    """A Dockerfile that no build accepts.
+
+    `code` is short and stable, `line` the first line of the instruction (0: the file as a whole), `column` where on
+    that line, if it could be found.
+    """
+
+    def __init__(self, message: str, *, code: str, line: int, column: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.line = line
+        self.column = column
