@@ -115,6 +115,9 @@ pub fn copy_plan(dockerfile: &[u8], ignore_file: Option<&[u8]>, context: &Path, 
         globals: HashMap::new(),
         visits: 0,
         entries: 0,
+        sent: Vec::new(),
+        sent_unknown: false,
+        fruitless: Vec::new(),
     };
     if let Err(error) = planner.run(dockerfile, ignore_file, context) {
         planner.plan.errors.push(error);
@@ -183,6 +186,11 @@ struct Planner<'a> {
     globals: HashMap<String, Value>,
     visits: usize,
     entries: usize,
+    /// Context paths that copies name or match: what a builder is sent.
+    sent: Vec<String>,
+    sent_unknown: bool,
+    /// Wildcards into a directory that matched nothing: line, source, column.
+    fruitless: Vec<(usize, String, Option<usize>)>,
 }
 
 /// Why one instruction could not be followed.
@@ -239,6 +247,7 @@ impl Planner<'_> {
             let state = self.stage(index, &stages[index], &graph, &states);
             states.insert(index, state);
         }
+        self.check_fruitless();
         if let Some(context) = &self.context {
             let mut unreadable = std::mem::take(&mut context.borrow_mut().unreadable);
             unreadable.sort();
@@ -693,6 +702,7 @@ impl Planner<'_> {
                 },
             };
             self.unknown(line, reason);
+            self.sent_unknown = true;
             state.traceable = false;
             let below = paths::clean(&job.destination);
             let reason = "a copy of something unknown";
@@ -713,6 +723,11 @@ impl Planner<'_> {
         for (name, data) in contents {
             match data {
                 Ok(data) => {
+                    // The builder writes it into an empty file system first, and makes no directory there.
+                    if paths::components(&paths::clean_absolute(&name)).count() != 1 || name.ends_with('/') {
+                        let message = format!("the heredoc's name {name:?} isn't a plain file name");
+                        return refuse("heredoc-name", line, message);
+                    }
                     let data = Arc::new(data);
                     let source = Node { origin: Origin::Content(data), ..file_node(FileKind::File, Some(0o644)) };
                     self.copy_file(job, &name, source, tree, events)?;
@@ -739,13 +754,49 @@ impl Planner<'_> {
         }
         let source = paths::clean_absolute(source);
         check_length(&source, line)?;
+        if let (Files::Context(_), false) = (&*files, has_wildcard(&source)) {
+            self.sent.push(source.clone());
+            self.sent.push(files.resolve(&source)?);
+        }
         if !has_wildcard(&source) {
             return self.copy_match(job, &source, files, tree, events, state);
         }
-        for found in self.glob(&source, files, line)? {
+        let found = self.glob(&source, files, line)?;
+        if let Files::Context(_) = files {
+            self.sent.extend(found.iter().cloned());
+            if found.is_empty() {
+                self.fruitless.push((line, source, self.column(line, &job.copy.sources[job.current])));
+            }
+        }
+        for found in found {
             self.copy_match(job, &found, files, tree, events, state)?;
         }
         Ok(())
+    }
+
+    /// A wildcard without a match is fine, as long as the directory to look in reaches the builder: only what some
+    /// COPY or ADD names is sent.
+    fn check_fruitless(&mut self) {
+        for (line, source, column) in std::mem::take(&mut self.fruitless) {
+            let parts: Vec<&str> = paths::components(&source).take_while(|part| !has_wildcard(part)).collect();
+            let directory = format!("/{}", parts.join("/"));
+            let below = format!("{directory}/");
+            let is_sent = parts.is_empty()
+                || self.sent.iter().any(|sent| {
+                    sent == "/" || *sent == directory || sent.starts_with(&below) || below.starts_with(&format!("{sent}/"))
+                });
+            if is_sent {
+                continue;
+            }
+            if self.sent_unknown {
+                self.unknown(line, format!("nothing matches {source:?}; whether {directory:?} is sent to the builder depends on other copies"));
+                continue;
+            }
+            let message = format!("nothing matches {source:?}, and no other copy needs {directory:?}: the builder doesn't get it");
+            let mut error = BuildError::new("source-missing", line, message);
+            error.column = column;
+            self.plan.errors.push(error);
+        }
     }
 
     fn missing<T>(&self, job: &Job, source: &str, files: &Files) -> Result<T, Stop> {
@@ -1059,12 +1110,24 @@ impl Planner<'_> {
         events: &mut Vec<Event>,
     ) -> Result<(), Stop> {
         let line = job.line;
+        self.sent_unknown = true;
         let (pivot, pattern) = source.split_once("/./").unwrap_or(("/", source));
         let pattern = paths::clean_absolute(pattern);
         let pivot = paths::clean_absolute(pivot);
         if !has_wildcard(&pivot) && !has_wildcard(&pattern) {
-            let full = files.resolve(&paths::join(&pivot, &pattern))?;
+            if pattern == "/" {
+                let message = format!("--parents: {source:?} names nothing behind its `/./`");
+                return refuse("source-missing", line, message);
+            }
+            // What is looked for must be part of the result: links inside the pattern are not followed.
+            let full = paths::join(&files.resolve(&pivot)?, &pattern);
             if files.info(&full)?.is_none() {
+                return self.missing(job, source, files);
+            }
+            if job.excludes.matches(pattern.trim_start_matches('/')) {
+                if job.excludes.has_exceptions() {
+                    return unclear(format!("--parents and --exclude together leave open whether {source:?} is there"));
+                }
                 return self.missing(job, source, files);
             }
         }
