@@ -369,6 +369,7 @@ def test_C4_missing_sources(make: Make) -> None:
     plan = make(SCRATCH + "COPY a no /x/", {"a": ""})
     assert plan.native["errors"][0] | {"message": ""} == {"code": "source-missing", "line": 2, "column": 8, "message": ""}
     assert make(SCRATCH + "COPY no/* /x/", {"a": ""}).errors == ["source-missing"]
+    assert make(SCRATCH + "COPY a [^ /x/", {"a": ""}).errors == ["source-pattern"]
 
 
 def test_C4_a_wildcard_into_a_directory_that_no_copy_needs_fails(make: Make) -> None:
