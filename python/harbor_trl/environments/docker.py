@@ -79,7 +79,7 @@ class FastDockerEnvironment(DockerEnvironment):
         return _daemon_os()
 
     # Static in Harbor, but called on the instance.
-    def _requires_egress_control(
+    def _requires_egress_control(  # type: ignore[override]
         self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
     ) -> bool:
         policies = [startup_network_policy, *phase_network_policies]
