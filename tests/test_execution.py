@@ -473,9 +473,9 @@ def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path, bomb):
     with container(tmp_path, compose="    pids_limit: 100\n") as sandbox:
         result = run(sandbox, f"echo lit; {bomb}", timeout_sec=5)
         assert result.text, result
-        first = run(sandbox, "echo usable", timeout_sec=20)
-        assert first.text == "usable\n" or "could not start any more processes" in first.text, first
-        assert run(sandbox, "echo usable", timeout_sec=20).text == "usable\n"
+        # Each call that cannot start its processes ends some of the bomb.
+        texts = [run(sandbox, "echo usable", timeout_sec=20).text for _ in range(5)]
+        assert all(texts) and texts[-1] == "usable\n", texts
 
 
 @pytest.mark.docker

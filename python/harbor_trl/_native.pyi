@@ -67,6 +67,7 @@ class SuiteIndex:
 def parse_toml(text: str, *, toml_1_1: bool = False) -> dict[str, Any] | tuple[str, str, int, int]:
     """Parse TOML as the index does: the document, or `(kind, message, line, column)` of a refusal."""
 
+@final
 class OutputBuffer:
     """Keeps the first and the last part of a stream of bytes as text; see `docs/output.md`.
 

@@ -61,6 +61,11 @@ slay_now() {
     [ "$pid" ] && alive "$pid" && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
 }
 
+find_output() {
+    out=$base.out
+    [ -e "$out" ] || out=/proc/$$/fd/8
+}
+
 # Not a zombie either, which `kill -0` takes for alive.
 alive() {
     kill -0 "$1" || return 1
@@ -94,7 +99,7 @@ launch() (
     else
         unset HARBOR_TRL_COMMAND
     fi
-    exec $setsid "$shell" -c "$command" </dev/null >&9 2>&1 9>&- 8<&- 6<&-
+    exec $setsid "$shell" -c "$command" </dev/null >&9 2>&1 9>&- 8<&- 7>&- 6<&-
 )
 
 # What is left when no process can be started any more.
@@ -151,11 +156,11 @@ for dir in /tmp /dev/shm /var/tmp "$HOME" "$PWD"; do
     base=
 done
 if [ "$base" ]; then
-    : >"$base.out"
-    exec 6<"$base.pid" 8<"$base.out"
+    # Whoever removes the files does not take the output with them.
+    exec 6<"$base.pid" 7>"$base.out" 8<"$base.out"
     trap emergency EXIT
 else
-    exec 6</dev/null 8</dev/null
+    exec 6</dev/null 7>/dev/null 8</dev/null
 fi
 
 # Not by exit status: bash forgets that of a process that ends while a trap interrupts `wait`.
@@ -168,7 +173,7 @@ trap '' USR1 USR2
     trap - EXIT
     # Without it, only the caller keeps the deadline.
     command -v sleep >/dev/null || exit 0
-    exec >/dev/null 8<&-
+    exec >/dev/null 7>&- 8<&-
     trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
@@ -210,10 +215,11 @@ fifo)
         trap - EXIT
         trap : TERM INT HUP
         trap '' XFSZ
-        exec >/dev/null 9>&- 8<&-
+        exec >/dev/null 9>&-
         ulimit -f "$blocks"
-        cat <&4 >"$base.out" && exit 0
-        if [ "$(wc -c <"$base.out")" -ge $((cap * 1024)) ]; then
+        cat <&4 >&7 && exit 0
+        find_output
+        if [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
             cat <&4 &
             slay
         else
@@ -222,7 +228,7 @@ fifo)
         fi
     ) &
     reader=$!
-    exec 4<&-
+    exec 4<&- 7>&-
     launch
     status=$?
     trap '' PIPE
@@ -235,7 +241,11 @@ fifo)
         kill -USR2 "$watchdog" || alarm=1
     fi
     while [ -z "$alarm" ] && alive "$reader"; do wait "$reader"; done
-    if [ "$alarm" ] && alive "$reader"; then
+    find_output
+    # A reader that has read its fill is busy with ending the command.
+    if [ "$alarm" ] && [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
+        while alive "$reader"; do wait "$reader"; done
+    elif [ "$alarm" ] && alive "$reader"; then
         # The mark comes out of the pipe behind all that the command itself wrote.
         exec 5<>"$base.fifo"
         exec 9>"$base.fifo"
@@ -243,7 +253,7 @@ fifo)
         printf %s "$mark" >&9
         exec 9>&-
         i=0
-        while [ "$i" -lt 20 ] && alive "$reader" && ! grep -q "$mark" "$base.out"; do
+        while [ "$i" -lt 20 ] && alive "$reader" && ! grep -q "$mark" "$out"; do
             sleep 0.05 || sleep 1
             i=$((i + 1))
         done
@@ -252,7 +262,7 @@ fifo)
     fi
     ;;
 file)
-    exec 9>"$base.out"
+    exec 9>&7 7>&-
     launch
     status=$?
     exec 9>&-
@@ -279,8 +289,7 @@ trap '' USR1 USR2
 [ "$file" ] && rm -f "$file"
 
 if [ "$base" ]; then
-    out=$base.out
-    [ -e "$out" ] || out=/proc/$$/fd/8
+    find_output
     size=$(wc -c <"$out") || size=-1
     size=$((size))
     [ "$size" -ge $((cap * 1024)) ] && over=1
