@@ -113,6 +113,9 @@ class Outcome(NamedTuple):
         return cls(None if kind.masked else 0.0, {}, Failure(kind, message))
 
 
+_ABANDONED = Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended")
+
+
 class Timings(NamedTuple):
     """Seconds that a rollout spent outside the model."""
 
@@ -226,6 +229,7 @@ class Rollout:
         self._tool_limit: float | None = None
         self._trial: Trial | None = None
         self._main: asyncio.Task[None] | None = None
+        self._abandoned = False
         self._created = time.monotonic()
         self._ready_at: float | None = None
         self._over_at: float | None = None
@@ -234,7 +238,7 @@ class Rollout:
         _live[self.id] = self
         if environment_type == "docker":
             reaper.start(engine.run_id)
-        engine.start_trial(self._run())
+        engine.start_trial(self._run(), self._ended)
 
     # ── called by the harness, from the trainer's threads ──────────────────────────────────────────────────────────
 
@@ -271,6 +275,7 @@ class Rollout:
         """Stop the trial in the background unless its reward is known. Returns at once."""
 
         def cancel() -> None:
+            self._abandoned = True
             if self._main is not None and not self._outcome.done():
                 self._main.cancel()
 
@@ -343,6 +348,8 @@ class Rollout:
 
     async def _run(self) -> None:
         self._main = asyncio.current_task()
+        if self._abandoned:
+            return
         trial_task: asyncio.Task[TrialResult] | None = None
         backend = self._backend
         try:
@@ -358,13 +365,13 @@ class Rollout:
                         await self._wait_until_verified(trial_task)
                     self._settle(await self._judge(trial_task))
                 except asyncio.CancelledError:
-                    self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
+                    self._settle(_ABANDONED)
                     if trial_task is not None:
                         trial_task.cancel()
                 except Exception as error:
-                    self._settle(await self._judge_error(error))
                     if trial_task is not None:
                         trial_task.cancel()
+                    self._settle(await self._judge_error(error))
                 finally:
                     self._up.set()
                     # Nobody waits for this: Harbor stops the sandbox and writes the result.
@@ -378,14 +385,15 @@ class Rollout:
                     "rollouts that a rank generates at once, or more.",
                 )
             )
-        except asyncio.CancelledError:
-            self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
-        finally:
-            self._up.set()
-            self._setup_done.set()
-            self._trial = None
-            self.environment = None
-            self._tidy()
+
+    def _ended(self) -> None:
+        """Runs when `_run` has ended, or was cancelled before it began."""
+        self._settle(_ABANDONED)
+        self._up.set()
+        self._setup_done.set()
+        self._trial = None
+        self.environment = None
+        self._tidy()
 
     def _start_timeout(self) -> float:
         return self.options.start_timeout or 600.0
@@ -503,7 +511,10 @@ class Rollout:
         if self._outcome.done():
             return
         self._settled_at = time.monotonic()
+        self._report(outcome)
         self._outcome.set_result(outcome)
+
+    def _report(self, outcome: Outcome) -> None:
         failure = outcome.failure
         if failure is None or failure.kind is FailureKind.ABANDONED:
             return
