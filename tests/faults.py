@@ -91,3 +91,14 @@ class StopsSlowly(CloudEnvironment):
             await asyncio.sleep(0.01)
         await super().stop(delete)
         type(self).stopped += 1
+
+
+class StopsAnswering(CloudEnvironment):
+    """Once `silent` is set, a command never returns."""
+
+    silent: ClassVar[threading.Event] = threading.Event()
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        if self.silent.is_set():
+            await asyncio.sleep(3600)
+        return await super().exec(*args, **kwargs)

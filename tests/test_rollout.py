@@ -174,6 +174,22 @@ def test_a_failure_after_commands_is_the_policys_doing(tmp_path, options):
     assert idle._failure.kind is FailureKind.SANDBOX_LOST
 
 
+def test_a_sandbox_beyond_use_ends_as_zero_without_waiting_for_a_verifier(tmp_path, options, monkeypatch):
+    import faults
+
+    monkeypatch.setattr("harbor_trl.execution.GRACE_SEC", 1)
+    faults.StopsAnswering.silent.clear()
+    env = bash_env(options, "faults:StopsAnswering")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("true")
+    faults.StopsAnswering.silent.set()
+    assert "does not answer" in env._exec("true", timeout=1)
+    assert "beyond use" in env.bash("true")
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.SANDBOX_BROKEN
+    faults.StopsAnswering.silent.clear()
+
+
 def test_direct_use_of_the_sandbox_counts_as_a_command(tmp_path, options):
     env = bash_env(options, "faults:TestsUploadFails")
     env.reset(task_dir=make_task(tmp_path / "task"))

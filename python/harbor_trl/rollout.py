@@ -28,7 +28,7 @@ from harbor.trial.trial import Trial
 from harbor_trl.engine import Engine
 from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
-from harbor_trl.errors import RewardKeyError
+from harbor_trl.errors import RewardKeyError, SandboxNotAnsweringError
 from harbor_trl.execution import run_command
 from harbor_trl.options import RolloutOptions
 
@@ -225,6 +225,7 @@ class Rollout:
         self._up = asyncio.Event()  # the sandbox is ready, or never will be
         self._over = asyncio.Event()  # the policy has no more turns
         self._context: contextvars.Context | None = None
+        self._beyond_use: str | None = None
         self._tool_seconds = 0.0
         self._tool_limit: float | None = None
         self._trial: Trial | None = None
@@ -291,6 +292,8 @@ class Rollout:
         environment = await self.sandbox()
         if environment is None:
             return self.dead_text()
+        if self._beyond_use is not None:
+            return f"[the sandbox is beyond use: {self._beyond_use}]"
         if self._tool_limit is not None:
             timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
             if timeout_sec < 1:  # the shortest timeout that every backend takes
@@ -301,7 +304,14 @@ class Rollout:
             # In the context of the agent's phase: Harbor keeps the phase's environment variables in context variables.
             call = run_command(environment, command, timeout_sec=timeout_sec, output_limit=output_limit)
             result = await asyncio.get_running_loop().create_task(call, context=self._context)
-            self._backend.answered = time.monotonic()
+            if result.broken:  # once may be a passing shortage
+                if (await run_command(environment, "true", timeout_sec=10)).broken:
+                    self._beyond_use = f"it can run no command any more: {_one_line(result.text)}"
+            else:
+                self._backend.answered = time.monotonic()
+        except SandboxNotAnsweringError as error:
+            self._beyond_use = _one_line(error)
+            return f"[the sandbox does not answer any more: {self._beyond_use}]"
         except Exception as error:
             logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
             if self._outcome.done():
@@ -430,6 +440,8 @@ class Rollout:
             await asyncio.wait({trial_task, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
+        if self._beyond_use is not None:  # a verifier could only wait for its timeout there
+            return
         assert self._trial is not None
         steps = len(self._trial.task.config.steps or [None])
         limit = steps * (self._trial.verifier_timeout_sec + self._trial.environment_build_timeout_sec)
@@ -441,6 +453,9 @@ class Rollout:
 
     async def _judge(self, trial_task: asyncio.Task[TrialResult]) -> Outcome:
         assert self._trial is not None
+        if self._beyond_use is not None:
+            trial_task.cancel()
+            return await self._failed(FailureKind.SANDBOX_BROKEN, self._beyond_use)
         if trial_task.done() and not trial_task.cancelled():
             trial_task.result()  # Harbor records failures; what it raises is a failure of its own
         result = self._trial.result
