@@ -83,8 +83,7 @@ def find_builder() -> Builder | None:
     if version.returncode:
         return None
     major = int(version.stdout.split(".")[0] or 0)
-    # An engine's built-in frontend has heredocs, --link and COPY --chmod as of 23; --exclude and --parents far later.
-    features = {"chmod"} if major >= 20 else set()
-    if major >= 23:
-        features |= {"heredoc", "link"}
+    # An engine's built-in frontend has heredocs, --link and today's --chmod (set-id bits, parents) as of 23; --exclude,
+    # --parents and symbolic modes came far later.
+    features = {"heredoc", "link", "chmod"} if major >= 23 else set()
     return Builder((buildx,), frozenset(features))

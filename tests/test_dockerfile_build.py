@@ -1,8 +1,8 @@
 """Copy plans against real builds: the same context built, exported and compared path by path.
 
 With `BUILDKIT_HOST` set and `buildctl` on the PATH, a current BuildKit builds and everything is compared. Otherwise the
-Docker engine's own frontend does, through the buildx plugin; what it is too old for is not generated: heredocs, `--link`
-(before 23), `--exclude`, `--parents`, symbolic `--chmod`.
+Docker engine's own frontend does, through the buildx plugin; what it is too old for is not generated: before version 23
+heredocs, `--link` and `--chmod`; in any version `--exclude`, `--parents`, symbolic `--chmod`, destinations like `/x/.`.
 """
 
 from __future__ import annotations
