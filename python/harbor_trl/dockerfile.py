@@ -29,7 +29,17 @@ from typing import Literal
 from harbor_trl import _native
 from harbor_trl.errors import DockerfileError
 
-__all__ = ["BuildProblem", "CopyPlan", "Entry", "Heredoc", "Instruction", "Touched", "Unknown", "copy_plan", "parse_dockerfile"]
+__all__ = [
+    "BuildProblem",
+    "CopyPlan",
+    "Entry",
+    "Heredoc",
+    "Instruction",
+    "Touched",
+    "Unknown",
+    "copy_plan",
+    "parse_dockerfile",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +141,22 @@ def copy_plan(
     A Dockerfile that no build accepts raises nothing; see `CopyPlan.errors`.
     """
     plan = _native.copy_plan(os.fspath(dockerfile), os.fspath(context), target, dict(build_args or {}))
-    entries = []
-    for entry in plan["entries"]:
-        touched = entry.pop("touched")
-        entries.append(Entry(**entry, touched=Touched(**touched) if touched else None))
+    entries = [
+        Entry(
+            destination=entry["destination"],
+            kind=entry["kind"],
+            source=entry["source"],
+            content=entry["content"],
+            link=entry["link"],
+            mode=entry["mode"],
+            owner=entry["owner"],
+            line=entry["line"],
+            if_missing=entry["if_missing"],
+            if_directory=entry["if_directory"],
+            touched=Touched(**entry["touched"]) if entry["touched"] else None,
+        )
+        for entry in plan["entries"]
+    ]
     return CopyPlan(
         entries=tuple(entries),
         base=plan["base"],
