@@ -328,7 +328,8 @@ ORACLE_CASES = [
     'COPY ["a b", "/x"]\nADD a#b \\\n # c\n\n  /d',
     "# escape=`\nRUN a `\n b\\\nENV a=b c='d e' f=\"g\"\nENV legacy  value  kept ",
     'RUN <<A <<-B\n1\nA\n\t2\n\tB\nCMD ["x"]\nENTRYPOINT x y\nONBUILD COPY <<E /x\nbody\nE',
-    'LABEL a=b "c d"=e\nEXPOSE 1 2/udp\nVOLUME ["/a"]\nVOLUME /b /c\nUSER  a b \nWORKDIR  /x y\nSTOPSIGNAL 9\nARG a=b c\nARG \'d e\'=f',
+    'LABEL a=b "c d"=e\nEXPOSE 1 2/udp\nVOLUME ["/a"]\nVOLUME /b /c'
+    "\nUSER  a b \nWORKDIR  /x y\nSTOPSIGNAL 9\nARG a=b c\nARG 'd e'=f",
     'HEALTHCHECK --interval=5s CMD curl x\nHEALTHCHECK NONE\nHEALTHCHECK CMD ["a", "b"]\nSHELL ["a"]\nMAINTAINER x y',
 ]
 

@@ -57,7 +57,7 @@ RUN apt-get install -y git
 WORKDIR /work
 COPY data /app/data
 COPY --chown=1:2 --chmod=4750 ["its a name.sh", "/opt/x y/"]
-COPY plain /tmp
+COPY plain /srv
 COPY --chown=games <<END /etc/note
 hello $HOME
 END
@@ -88,12 +88,12 @@ def test_files_come_back_with_modes_and_owners_but_never_what_a_run_touched(
     assert container.look("/app/data/link").startswith("symbolic link 777 0:0")
     assert container.look("/opt/x y/its a name.sh").startswith("regular file 4750 1:2")
     assert container.look("/opt/x y").startswith("directory 750 1:2")
-    assert container.read("/tmp/plain") == b"plain"
+    assert container.read("/srv/plain") == b"plain"
     assert container.read("/etc/note") == b"hello\n"
     assert container.look("/tmp/fix.patch") == ""
     assert "/tmp/fix.patch" in [entry.destination for entry in report.withheld]
     assert container.read("/etc/hostname") == before
-    assert container.look("/tmp").startswith("directory 1777")
+    assert container.look("/srv").startswith("directory 755 0:0")
 
 
 @pytest.mark.docker
