@@ -13,9 +13,9 @@ Which files a later RUN may have touched
     A repair must not put back what a RUN has deleted (often the patch that holds the answer), so `Entry.touched` errs
     towards "touched". A RUN touches an earlier file if its text names the last component of the file's path; if it
     removes, moves, overwrites or changes the mode of a directory above it, wildcards included (`rm -rf /tmp/*`); or if
-    it runs a build tool (`make`, `npm install`, `git checkout`, …) in a directory above it. It touches everything if its
-    effect cannot be told from its text: it runs a script, an interpreter, a program that isn't known, or removes a path
-    that is computed. Installing packages, downloading, printing and making directories
+    it runs a build tool (`make`, `npm install`, `git checkout`, …) in a directory above it. It touches everything if
+    its effect cannot be told from its text: it runs a script, an interpreter, a program that isn't known, or removes a
+    path that is computed. Installing packages, downloading, printing and making directories
     touch nothing but what they name: `RUN apt-get install -y git` leaves every file alone.
 """
 

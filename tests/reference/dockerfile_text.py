@@ -533,7 +533,7 @@ def match_path(pattern: str, name: str) -> bool | None:
             out += re.escape(pattern[at])
             at += 1
         elif ch == "[":
-            found = re.compile(r"(\^?)((?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+)\]", re.S).match(pattern, at)
+            found = re.compile(r"(\^|(?!\^))((?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+)\]", re.S).match(pattern, at)
             if not found:
                 return None
             at = found.end()
