@@ -40,7 +40,7 @@ class Builder:
     def forget(self) -> None:
         """Drops what BuildKit keeps between builds: it sometimes misses that a directory's mode has changed.
 
-        Never for a Docker engine: version 20.10 crashes if its cache is pruned while another build starts from an image.
+        Never for a Docker engine: 20.10 crashes if its cache is pruned while another build starts from an image.
         """
         if "modes" in self.features:
             subprocess.run([*self.command, "prune", "--all"], capture_output=True, timeout=120)
@@ -83,8 +83,7 @@ def find_builder() -> Builder | None:
     if version.returncode:
         return None
     major = int(version.stdout.split(".")[0] or 0)
-    # An engine's built-in frontend has heredocs, --link and COPY --chmod as of 23; --exclude and --parents far later.
-    features = {"chmod"} if major >= 20 else set()
-    if major >= 23:
-        features |= {"heredoc", "link"}
+    # An engine's built-in frontend has heredocs, --link and today's --chmod (set-id bits, parents) as of 23; --exclude,
+    # --parents and symbolic modes came far later.
+    features = {"heredoc", "link", "chmod"} if major >= 23 else set()
     return Builder((buildx,), frozenset(features))

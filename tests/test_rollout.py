@@ -357,6 +357,20 @@ def test_the_agents_timeout_counts_commands_not_the_wall_clock(tmp_path, options
     assert env.reward == 1.0
 
 
+@pytest.mark.parametrize(("repair", "seen"), [(True, "data\n"), (None, "none\n")])
+def test_copies_that_a_backend_drops_are_repaired_before_the_healthcheck(tmp_path, repair, seen):
+    task = make_task(
+        tmp_path / "task",
+        dockerfile="FROM debian:bookworm-slim\nWORKDIR /app\nCOPY [\"a file\", \"/opt/b c/\"]\n",
+        files={"environment/a file": "data\n"},
+        toml="" if repair is None else "[environment.healthcheck]\ncommand = \"test -e '/opt/b c/a file'\"\nretries = 1\n",
+    )
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), repair_copies=repair)
+    env = bash_env(options, "faults:DropsCopies")
+    env.reset(task_dir=task)
+    assert env.bash("cat '/opt/b c/a file' 2>/dev/null || echo none") == seen
+
+
 # ── reuse of environments ───────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -25,12 +25,14 @@ from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfi
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 
+from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
 from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
 from harbor_trl.errors import RewardKeyError, SandboxNotAnsweringError
 from harbor_trl.execution import run_command
 from harbor_trl.options import RolloutOptions
+from harbor_trl.repair import needs_repair, repair_copies
 
 logger = logging.getLogger(__name__)
 
@@ -368,6 +370,7 @@ class Rollout:
                 try:
                     async with backend.starts:
                         self._trial = await Trial.create(self._config())
+                        self._repair_copies_at_start(self._trial)
                         self._tool_limit = self._trial.task.config.agent.timeout_sec
                         trial_task = asyncio.create_task(self._trial.run(), name=self.id)
                         await self._wait_until_up(trial_task)
@@ -420,6 +423,24 @@ class Rollout:
             ),
             environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
         )
+
+    def _repair_copies_at_start(self, trial: Trial) -> None:
+        """Put COPY'd files back right after the start: the task's healthcheck, which comes next, may need them."""
+        wanted = self.options.repair_copies
+        if not (needs_repair(self.environment_type) if wanted is None else wanted):
+            return
+        environment, start = trial.agent_environment, trial.agent_environment.start
+        context = trial.task.paths.environment_dir
+        if not (context / "Dockerfile").is_file():
+            return
+
+        async def start_and_repair(force_build: bool) -> None:
+            await start(force_build)
+            plan = await asyncio.to_thread(copy_plan, context / "Dockerfile", context)
+            report = await repair_copies(environment, plan, context)
+            logger.debug("%s: COPY repair offered %d, withheld %d", self.id, len(report.offered), len(report.withheld))
+
+        environment.start = start_and_repair  # type: ignore[method-assign]
 
     async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult]) -> None:
         up = asyncio.create_task(self._up.wait())
