@@ -26,7 +26,10 @@ def build_tokenizer(texts: Iterable[str] = (), vocab_size: int = 4096) -> PreTra
     # A token may hold anything but a line break: a sentence that all prompts share costs one token instead of fifty. The line breaks
     # stay apart, so that a rollout, tokenized turn by turn, has the tokens that the whole transcript had in the warm-up.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex("\n"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex("\n"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -85,9 +88,7 @@ def record_transcripts(
     """
     attempts = tomllib.loads(attempts_file.read_text())
     played = [
-        (row, commands)
-        for row in rows
-        for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ())
+        (row, commands) for row in rows for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ())
     ]
     environments = [environment_factory() for _ in played]
     # `reset` only schedules a sandbox: all of them start at once, behind the first tool call.

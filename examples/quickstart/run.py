@@ -126,7 +126,9 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--generations", type=int, default=8, help="rollouts of a task in each step (default 8)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("quickstart-output"))
-    parser.add_argument("--no-optimizer", action="store_true", help="learning rate 0: the control, whose curve stays flat")
+    parser.add_argument(
+        "--no-optimizer", action="store_true", help="learning rate 0: the control, whose curve stays flat"
+    )
     args = parser.parse_args(argv)
 
     # The model is too small to gain from more threads, and the sandboxes need the other cores.
