@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_model import QUICKSTART
 
 from harbor_trl import HarborBashEnv, HarborSpec
+from tiny_model import QUICKSTART
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap runs on Linux only")
 
@@ -56,6 +56,7 @@ def test_the_curve_rises_with_the_optimizer_and_stays_flat_without(tmp_path, mon
 
 def test_the_warm_up_and_the_trainer_render_the_same_prompt(tmp_path):
     from policy import build_tokenizer, record_transcripts
+
     from tiny_model import ScriptedTrainer, config, policy
 
     spec = HarborSpec(QUICKSTART / "tasks", environment_type="bubblewrap", num_tasks=1, trials_dir=tmp_path / "trials")
@@ -99,8 +100,8 @@ def children_of_session(leader: int) -> list[str]:
     return [row[2] for row in rows if len(row) == 3 and row[1] == str(leader) and row[0] != str(leader)]
 
 
-def test_ctrl_c_cleans_up_and_the_table_and_curve_come_out(tmp_path):
-    process = start(tmp_path / "interrupted", "--steps", "1000", "--generations", "2")
+def test_ctrl_c_in_the_middle_of_a_run_leaves_no_process(tmp_path):
+    process = start(tmp_path / "interrupted", "--steps", "1000", "--generations", "2", "--warm-up", "2")
     for line in process.stdout:
         if re.match(r"\s+2\s+\d\.\d\d", line):
             break

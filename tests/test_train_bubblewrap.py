@@ -1,4 +1,4 @@
-"""Real `GRPOTrainer.train()` runs on real Harbor trials in bubblewrap sandboxes, with a scripted policy and with a tiny model."""
+"""Real `GRPOTrainer.train()` runs on real Harbor trials in bubblewrap sandboxes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tasks import make_task
-from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 from trl import GRPOTrainer
 
 from harbor_trl import HarborSpec
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
+from tasks import ANSWER_42, make_task
+from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap runs on Linux only")
 
-WRITES = {
-    answer: f'#!/bin/bash\n[ "$(cat /workdir/answer.txt)" = {answer} ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n'
-    for answer in (17, 42)
-}
+#: For each answer the verifier that wants it.
+WRITES = {answer: ANSWER_42.replace("42", str(answer)) for answer in (17, 42)}
 
 
 @pytest.fixture
