@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
-from tiny_model import QUICKSTART
 
 from harbor_trl.environments import environment_for
+from tiny_model import QUICKSTART
 
 TASKS = sorted(path.name for path in (QUICKSTART / "tasks").iterdir())
 

@@ -1,4 +1,4 @@
-"""Real `GRPOTrainer.train()` runs on real Harbor trials in bubblewrap sandboxes, with a scripted policy and with a tiny model."""
+"""Real `GRPOTrainer.train()` runs on real Harbor trials in bubblewrap sandboxes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tasks import make_task
-from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 from trl import GRPOTrainer
 
 from harbor_trl import HarborSpec
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
+from tasks import ANSWER_42, make_task
+from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap runs on Linux only")
 
-WRITES = {
-    answer: f'#!/bin/bash\n[ "$(cat /workdir/answer.txt)" = {answer} ] && r=1 || r=0; echo $r > /logs/verifier/reward.txt\n'
-    for answer in (17, 42)
-}
+#: For each answer the verifier that wants it.
+WRITES = {answer: ANSWER_42.replace("42", str(answer)) for answer in (17, 42)}
 
 
 @pytest.fixture
@@ -111,7 +109,6 @@ def test_a_rollout_whose_sandbox_does_not_start_is_left_out_of_its_group(suite, 
     spec = HarborSpec(
         suite, environment_type=f"{__name__}:StartsThreeOfFour", num_tasks=1, trials_dir=tmp_path / "trials"
     )
-    # Right and wrong answers in equal numbers, whichever of the four sandboxes fails, would hide a wrong baseline.
     trainer = scripted(spec, lambda prompt, generation: [write(answer_of(prompt))], tmp_path / "run")
     trainer.train()
     batch = last_batch(trainer)
@@ -146,11 +143,9 @@ def test_a_run_goes_on_when_the_policy_kills_its_sandbox(suite, tmp_path):
 
     trainer = scripted(spec, script, tmp_path / "run", max_steps=2)
     trainer.train()
-    assert [entry["reward"] for entry in step_logs(trainer)] == pytest.approx([0.75, 0.75], abs=0.26)
-    rewards = [reward for _, reward, _ in last_batch(trainer)]
-    assert rewards[1:] == [1, 1, 1]
-    # Killing the sandbox must not be better than answering; not even as good, unless the answer got through.
-    assert not math.isnan(rewards[0])
+    assert [entry["reward"] for entry in step_logs(trainer)] == [0.75, 0.75]
+    # Masked (NaN), the rollout that killed its sandbox would not be worse off than one that answered.
+    assert [reward for _, reward, _ in last_batch(trainer)] == [0, 1, 1, 1]
 
 
 def test_a_custom_reward_function_reads_the_environments(suite, tmp_path):
@@ -250,7 +245,10 @@ trainer = ScriptedTrainer(
 )
 trainer.train()
 environments = sorted(env._trial_dir.name for env in trainer.environments)
-print(f"RANK {trainer.accelerator.process_index} of {trainer.accelerator.num_processes}: {environments}", flush=True)
+rank = trainer.accelerator.process_index
+# One write, so that the ranks' lines do not mix.
+sys.stdout.write(f"RANK {rank} of {trainer.accelerator.num_processes}: {environments}\n")
+sys.stdout.flush()
 if trainer.accelerator.is_main_process:
     print("REWARDS", [entry["reward"] for entry in step_logs(trainer)], flush=True)
     print("COMMANDS", sorted({command for command, *_ in last_batch(trainer)}), flush=True)
@@ -260,14 +258,9 @@ if trainer.accelerator.is_main_process:
 def test_two_ranks_under_accelerate_launch_each_run_their_own_environments(suite, tmp_path):
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
-    launcher = (
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes=2",
-        "--num_machines=1",
-        "--mixed_precision=no",
-    )
+    # `--multi_gpu` is the launcher of several processes; the script's own `use_cpu` then makes them speak gloo.
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1")
+    launcher += ("--mixed_precision=no", "--dynamo_backend=no")
     output = run_script(script, suite, tmp_path / "trials", tmp_path / "run", launcher=launcher)
     assert "REWARDS [0.5, 0.5]" in output
     assert "COMMANDS ['echo rank 0', 'echo rank 1']" in output

@@ -6,12 +6,12 @@ import math
 import subprocess
 
 import pytest
-from tasks import make_task
-from test_train_bubblewrap import WRITES, answer_of, scripted, write
-from tiny_model import config, last_batch, policy, step_logs
 from trl import GRPOTrainer
 
 from harbor_trl import HarborSpec
+from tasks import make_task
+from test_train_bubblewrap import WRITES, answer_of, scripted, write
+from tiny_model import config, last_batch, policy, step_logs
 
 pytestmark = pytest.mark.docker
 

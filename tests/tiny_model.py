@@ -95,14 +95,14 @@ def last_batch(trainer: GRPOTrainer, column: str = "outcome_reward") -> list[tup
     """For each rollout of the last step: its first command, its reward (NaN where masked) and its advantage."""
     logs = trainer._logs
     return [
-        (
-            next(
-                (m["tool_calls"][0]["function"]["arguments"]["command"] for m in completion if m.get("tool_calls")), ""
-            ),
-            reward,
-            advantage,
-        )
+        (first_command(completion), reward, advantage)
         for completion, reward, advantage in zip(
             logs["completion"], logs["rewards"][column], logs["advantages"], strict=True
         )
     ]
+
+
+def first_command(completion: list[dict[str, Any]]) -> str:
+    """The first command that a rollout ran, or an empty text."""
+    calls = [call for message in completion for call in message.get("tool_calls") or ()]
+    return calls[0]["function"]["arguments"]["command"] if calls else ""

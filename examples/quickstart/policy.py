@@ -23,8 +23,8 @@ MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 def build_tokenizer(texts: Iterable[str] = (), vocab_size: int = 4096) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with Qwen3's chat format, in which phrases that repeat in `texts` are short."""
     tokenizer = Tokenizer(models.BPE())
-    # A token may hold anything but a line break: a sentence that all prompts share costs one token instead of fifty. The line breaks
-    # stay apart, so that a rollout, tokenized turn by turn, has the tokens that the whole transcript had in the warm-up.
+    # A token may hold anything but a line break: a sentence that all prompts share costs one token instead of fifty.
+    # Line breaks stay apart, so that a rollout, tokenized turn by turn, has the tokens of the warm-up's transcripts.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex("\n"), "isolated"),
@@ -122,8 +122,12 @@ def warm_up(
     *,
     steps: int = 100,
     seed: int = 0,
-) -> None:
-    """A short SFT on `transcripts`, right or wrong: the model learns to call the tool, and to imitate any attempt."""
+) -> Qwen3ForCausalLM:
+    """A short SFT on `transcripts`, right or wrong: the model learns to call the tool, and to imitate any attempt.
+
+    Returns:
+        A new model with the trained weights: `SFTTrainer` leaves a forward pass of its own on the one that it trained.
+    """
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
@@ -150,3 +154,6 @@ def warm_up(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
+    warm = Qwen3ForCausalLM(model.config)
+    warm.load_state_dict(model.state_dict())
+    return warm

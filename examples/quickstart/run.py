@@ -29,12 +29,14 @@ HERE = Path(__file__).parent
 LEARNING_RATE = 4e-4
 
 
-def prepare(spec: HarborSpec, output: Path, seed: int) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
-    """The warmed-up policy, its tokenizer, and the mean reward of the transcripts that it was shown."""
+def prepare(
+    spec: HarborSpec, output: Path, *, seed: int, steps: int = 100
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
+    """The policy after `steps` of warm-up, its tokenizer, and the mean reward of the transcripts that it was shown."""
     transcripts = record_transcripts(HERE / "warmup.toml", spec.train_dataset, spec.environment_factory)
     tokenizer = fit_tokenizer(transcripts)
-    model = build_model(tokenizer, seed)
-    warm_up(model, tokenizer, transcripts.remove_columns("reward"), output / "warm-up", seed=seed)
+    shown = transcripts.remove_columns("reward")
+    model = warm_up(build_model(tokenizer, seed), tokenizer, shown, output / "warm-up", steps=steps, seed=seed)
     rewards = [reward for reward in transcripts["reward"] if reward is not None]
     return model, tokenizer, sum(rewards) / max(1, len(rewards))
 
@@ -123,6 +125,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--environment", default="bubblewrap", help="where sandboxes run: bubblewrap (default), docker")
     parser.add_argument("--suite", type=Path, default=HERE / "tasks", help="the tasks (those of warmup.toml)")
     parser.add_argument("--steps", type=int, default=25, help="GRPO steps (default 25)")
+    parser.add_argument("--warm-up", type=int, default=100, help="SFT steps before (default 100)")
     parser.add_argument("--generations", type=int, default=8, help="rollouts of a task in each step (default 8)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("quickstart-output"))
@@ -139,10 +142,10 @@ def main(argv: list[str] | None = None) -> list[float]:
     args.output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     spec = HarborSpec(args.suite, environment_type=args.environment, trials_dir=args.output / "trials")
-    model, tokenizer, shown = prepare(spec, args.output, args.seed)
+    model, tokenizer, shown = prepare(spec, args.output, seed=args.seed, steps=args.warm_up)
     print(
-        f"{len(spec.train_dataset)} tasks, {args.environment} sandboxes; a Qwen3 of {model.num_parameters():,} parameters, "
-        f"warmed up on attempts of which {shown:.0%} solve their task ({time.monotonic() - started:.0f} s)\n"
+        f"{len(spec.train_dataset)} tasks, {args.environment} sandboxes; a Qwen3 of {model.num_parameters():,} "
+        f"parameters, warmed up on attempts of which {shown:.0%} solve their task ({time.monotonic() - started:.0f} s)\n"
     )
     log = train(
         spec,
