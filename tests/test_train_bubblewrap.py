@@ -233,7 +233,7 @@ def run_script(script: Path, *arguments: object, launcher: tuple[str, ...] = ())
     return done.stdout
 
 
-TWO_RANKS = """
+TWO_RANKS = r"""
 import sys
 from pathlib import Path
 
