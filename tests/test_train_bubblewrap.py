@@ -15,7 +15,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from harbor_trl import HarborSpec
+from harbor_trl import HarborBashEnv, HarborSpec
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from tasks import ANSWER_42, make_task
 from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
@@ -134,17 +134,32 @@ def test_a_task_that_no_sandbox_can_run_does_not_end_the_run(suite, tmp_path):
     assert any("RUN" in text for text in refused), refused
 
 
-def test_a_run_goes_on_when_the_policy_kills_its_sandbox(suite, tmp_path):
-    spec = HarborSpec(suite, environment_type="bubblewrap", num_tasks=1, trials_dir=tmp_path / "trials")
+class Mortal(HarborBashEnv):
+    """Its sandbox dies at the command `die`."""
+
+    def bash(self, command: str) -> str:
+        """
+        Run a command.
+
+        Args:
+            command: The command.
+        """
+        if command == "die":
+            self._run(self._env.stop(delete=True))
+        return super().bash(command)
+
+
+def test_a_run_goes_on_when_a_sandbox_dies_in_the_middle_of_a_rollout(suite, tmp_path):
+    spec = HarborSpec(suite, agent=Mortal, environment_type="bubblewrap", num_tasks=1, trials_dir=tmp_path / "trials")
 
     def script(prompt, generation):
         answer = write(answer_of(prompt))
-        return [answer] if generation else ["kill -9 -1; sleep 30", answer]
+        return [answer, answer] if generation else [answer, "die", answer]
 
     trainer = scripted(spec, script, tmp_path / "run", max_steps=2)
     trainer.train()
     assert [entry["reward"] for entry in step_logs(trainer)] == [0.75, 0.75]
-    # Masked (NaN), the rollout that killed its sandbox would not be worse off than one that answered.
+    # After commands of the policy: masked (NaN), it would be no worse off than with a right answer.
     assert [reward for _, reward, _ in last_batch(trainer)] == [0, 1, 1, 1]
 
 
@@ -218,7 +233,7 @@ def run_script(script: Path, *arguments: object, launcher: tuple[str, ...] = ())
     return done.stdout
 
 
-TWO_RANKS = """
+TWO_RANKS = r"""
 import sys
 from pathlib import Path
 

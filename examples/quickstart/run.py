@@ -144,8 +144,8 @@ def main(argv: list[str] | None = None) -> list[float]:
     spec = HarborSpec(args.suite, environment_type=args.environment, trials_dir=args.output / "trials")
     model, tokenizer, shown = prepare(spec, args.output, seed=args.seed, steps=args.warm_up)
     print(
-        f"{len(spec.train_dataset)} tasks, {args.environment} sandboxes; a Qwen3 of {model.num_parameters():,} "
-        f"parameters, warmed up on attempts of which {shown:.0%} solve their task ({time.monotonic() - started:.0f} s)\n"
+        f"{len(spec.train_dataset)} tasks in {args.environment} sandboxes; a Qwen3 of {model.num_parameters():,} "
+        f"parameters,\nwarmed up on attempts of which {shown:.0%} are right ({time.monotonic() - started:.0f} s)\n"
     )
     log = train(
         spec,
