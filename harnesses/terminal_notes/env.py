@@ -1,0 +1,3 @@
+from harbor_trl import HarborEnv
+class TerminalNotesEnv(HarborEnv):
+    pass
