@@ -55,8 +55,8 @@ class HubServer:
         self.faults: dict[str, list[int]] = {}
         """By a request's path (`METHOD path`), what befalls its next requests: a number below 100 closes the connection
         after that many percent of the body, an HTTP status is answered instead."""
-        self.corrupt: set[str] = set()
-        """Paths of files that are served with other content than listed."""
+        self.corrupt: dict[str, bytes] = {}
+        """What is served for a path instead of the listed content."""
         self.ignore_ranges = False
         self.page_delay = 0.0
         """Seconds that each page of a listing takes."""
@@ -197,9 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "Location": f"{self.hub.cdn}/cdn/{digest}",
             }
             return self.answer(302, b"", headers)
-        if path in self.hub.corrupt:
-            content = bytes(len(content))
-        self.ranged(content, headers)
+        self.ranged(self.hub.corrupt.get(path, content), headers)
 
     def cdn(self, digest: str) -> None:
         for repo in self.hub.repos.values():

@@ -383,10 +383,14 @@ def test_a_busy_server_is_asked_again(hub: HubServer) -> None:
 
 def test_content_that_is_not_what_was_listed_is_refused_and_leaves_no_task(hub: HubServer) -> None:
     hub.repo(REPO, suite("a", "b"))
-    hub.corrupt = {"b/instruction.md"}
-    with pytest.raises(HubError, match=r"b/instruction\.md was downloaded in full, but is not what"):
-        download_suite(REPO)
-    hub.corrupt = set()
+    for content, message in (
+        (b"Do B.", "was downloaded in full, but is not what"),
+        (b"Do b.!", "sent more than the 5"),
+    ):
+        hub.corrupt = {"b/instruction.md": content}
+        with pytest.raises(HubError, match=rf"b/instruction\.md {message}"):
+            download_suite(REPO)
+    hub.corrupt = {}
     found = download_suite(REPO)
     assert (found.root / "b/instruction.md").read_bytes() == b"Do b."
 

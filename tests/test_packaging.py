@@ -134,3 +134,14 @@ def test_set_up_says_in_one_line_what_to_install(tmp_path: Path, there: list[str
 def test_docker_images_are_skipped_in_one_line_without_docker(tmp_path: Path) -> None:
     done = run("bash", "tools/docker_test_images.sh", PATH=commands(tmp_path / "bin", "bash"))
     assert (done.returncode, done.stdout) == (0, "skipped: no docker command on this machine\n")
+
+
+def test_an_engine_that_does_not_start_is_skipped_with_its_own_words(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may start an engine")
+    path = commands(tmp_path / "bin", "bash", "timeout", "id", "setsid", "seq", "sleep", "tail")
+    for name, script in {"docker": "exit 1", "dockerd": "echo no kernel support; exit 1"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = run("bash", "tools/docker_test_images.sh", PATH=path, TMPDIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "skipped: dockerd does not start: no kernel support\n")

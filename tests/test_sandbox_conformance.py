@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox_support import BACKENDS, Live, make_environment, require, run_trial, running, write_task
+from sandbox_support import (
+    BACKENDS,
+    Live,
+    make_environment,
+    own_images,
+    require,
+    run_trial,
+    running,
+    why_not,
+    write_task,
+)
 
 ODD_NAMES = [
     "plain",
@@ -23,6 +34,15 @@ ODD_NAMES = [
     ".hidden",
     "a" * 200,
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images_of_this_module() -> Iterator[None]:
+    if why_not("docker"):
+        yield
+        return
+    with own_images():
+        yield
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -272,16 +292,19 @@ def test_stop_may_be_repeated_and_ends_commands_that_run(backend: str, tmp_path:
         assert after.return_code != 0
 
 
-def test_a_stopped_sandbox_leaves_nothing_on_the_host(backend: str, tmp_path: Path) -> None:
+def test_a_stopped_sandbox_leaves_nothing_on_the_host(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     environment = make_environment(backend, tmp_path)
-    mounts = Path("/proc/self/mounts").read_text() if backend == "bubblewrap" else ""
-    files = set(os.listdir("/tmp"))
     with running(environment) as live:
         live.exec("sleep 1234567 & setsid sleep 1234567 & disown -a; echo x > /tmp/y", timeout_sec=60)
     assert sleepers() == []
+    assert list(temporary.iterdir()) == []
     if backend == "bubblewrap":
-        assert Path("/proc/self/mounts").read_text() == mounts
-        assert {name for name in set(os.listdir("/tmp")) - files if name.startswith("harbor-trl")} == set()
+        assert "/tmp/layer" not in Path("/proc/self/mounts").read_text()
     else:
         project = environment.session_id.lower()
         for what in (["ps", "-aq"], ["network", "ls", "-q"]):

@@ -89,7 +89,7 @@ class OutputBuffer:
         """Note that the source left out `bytes` bytes with `lines` line ends here. The head ends at this point."""
 
     def text(self, note: str = "") -> str:
-        """The text if the stream ended here, `note` inside the line that says what is missing. More may be fed after."""
+        """The text if the stream ended here, with `note` in the line that says what is missing."""
 
     @property
     def dropped_bytes(self) -> int:

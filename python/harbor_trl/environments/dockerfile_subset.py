@@ -136,6 +136,8 @@ class _Reader:
         return expanded
 
     def words(self, text: str) -> list[str]:
+        if "\\" in text:
+            raise self.refuse(f"a backslash in {text!r} is not supported")
         try:
             return shlex.split(text)
         except ValueError as error:

@@ -92,30 +92,29 @@ pub struct Entry<'a> {
 #[derive(Debug, Default)]
 pub struct Table<'a> {
     entries: Vec<Entry<'a>>,
-    by_key: HashMap<Cow<'a, str>, usize>,
+    /// Of a large table only: a map costs more than it saves in a small one.
+    by_key: Option<Box<HashMap<Cow<'a, str>, usize>>>,
 }
 
 impl<'a> Table<'a> {
     fn find(&self, key: &str) -> Option<usize> {
-        if self.entries.len() <= LINEAR_TABLE {
-            self.entries.iter().position(|entry| entry.key == key)
-        } else {
-            self.by_key.get(key).copied()
+        match &self.by_key {
+            None => self.entries.iter().position(|entry| entry.key == key),
+            Some(by_key) => by_key.get(key).copied(),
         }
     }
 
     fn push(&mut self, entry: Entry<'a>) -> usize {
         let index = self.entries.len();
-        if index == LINEAR_TABLE {
-            self.by_key = self
-                .entries
-                .iter()
-                .enumerate()
-                .map(|(i, e)| (e.key.clone(), i))
-                .collect();
+        if index == 0 {
+            self.entries.reserve(8);
         }
-        if index >= LINEAR_TABLE {
-            self.by_key.insert(entry.key.clone(), index);
+        if index == LINEAR_TABLE {
+            let keys = self.entries.iter().map(|entry| entry.key.clone());
+            self.by_key = Some(Box::new(keys.zip(0..).collect()));
+        }
+        if let Some(by_key) = &mut self.by_key {
+            by_key.insert(entry.key.clone(), index);
         }
         self.entries.push(entry);
         index
@@ -145,9 +144,10 @@ impl<'a> Document<'a> {
             pos: 0,
             version,
             nesting: 0,
-            tables: vec![Table::default()],
+            tables: Vec::with_capacity(8),
             opened: Vec::new(),
         };
+        parser.tables.push(Table::default());
         match parser.document() {
             Ok(()) => Ok(Document {
                 tables: parser.tables,
@@ -187,11 +187,17 @@ pub fn position(text: &str, offset: usize) -> (usize, usize) {
 
 /// What `Path.read_text` does: `\r\n` and a lone `\r` become `\n`.
 pub fn normalize_newlines(text: &str) -> Cow<'_, str> {
-    if text.bytes().any(|b| b == b'\r') {
+    if text.as_bytes().contains(&b'\r') {
         Cow::Owned(text.replace("\r\n", "\n").replace('\r', "\n"))
     } else {
         Cow::Borrowed(text)
     }
+}
+
+/// A dotted key; most have no parents, and cost no allocation.
+struct Key<'a> {
+    parents: Vec<Cow<'a, str>>,
+    last: Cow<'a, str>,
 }
 
 struct Failure {
@@ -245,11 +251,10 @@ impl<'a> Parser<'a> {
     }
 
     fn skip_while(&mut self, wanted: impl Fn(u8) -> bool) -> usize {
-        let start = self.pos;
-        while self.peek().is_some_and(&wanted) {
-            self.pos += 1;
-        }
-        self.pos - start
+        let rest = self.rest();
+        let length = rest.iter().position(|&b| !wanted(b)).unwrap_or(rest.len());
+        self.pos += length;
+        length
     }
 
     fn skip_blank(&mut self) {
@@ -340,13 +345,10 @@ impl<'a> Parser<'a> {
         self.pos += 1;
         let is_array = self.eat(b'[');
         self.skip_blank();
-        let mut key = self.key()?;
-        let Some(last) = key.pop() else {
-            return self.fail("empty key");
-        };
+        let Key { parents, last } = self.key()?;
 
         let mut table = ROOT;
-        for part in key {
+        for part in parents {
             table = match self.tables[table.0].find(&part) {
                 Some(index) => self.enter(table, index)?,
                 None => self.add_open_table(table, part).1,
@@ -385,12 +387,9 @@ impl<'a> Parser<'a> {
     }
 
     fn statement(&mut self, section: TableId) -> Parsed<()> {
-        let (mut key, value) = self.pair()?;
-        let Some(last) = key.pop() else {
-            return self.fail("empty key");
-        };
+        let (Key { parents, last }, value) = self.pair()?;
         let mut table = section;
-        for part in key {
+        for part in parents {
             let (index, next) = match self.tables[table.0].find(&part) {
                 Some(index) if self.tables[table.0].entries[index].explicit => {
                     return self.fail("a dotted key cannot extend a table declared elsewhere");
@@ -408,7 +407,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn pair(&mut self) -> Parsed<(Vec<Cow<'a, str>>, Value<'a>)> {
+    fn pair(&mut self) -> Parsed<(Key<'a>, Value<'a>)> {
         let key = self.key()?;
         if !self.eat(b'=') {
             return self.fail("expected '=' after the key");
@@ -417,18 +416,22 @@ impl<'a> Parser<'a> {
         Ok((key, self.value()?))
     }
 
-    fn key(&mut self) -> Parsed<Vec<Cow<'a, str>>> {
-        let mut parts = Vec::with_capacity(2);
+    fn key(&mut self) -> Parsed<Key<'a>> {
+        let mut key = Key {
+            parents: Vec::new(),
+            last: self.key_part()?,
+        };
         loop {
-            parts.push(self.key_part()?);
-            if parts.len() > MAX_KEY_PARTS {
-                return self.limit("key of very many parts");
-            }
             self.skip_blank();
             if !self.eat(b'.') {
-                return Ok(parts);
+                return Ok(key);
             }
             self.skip_blank();
+            let parent = std::mem::replace(&mut key.last, self.key_part()?);
+            key.parents.push(parent);
+            if key.parents.len() == MAX_KEY_PARTS {
+                return self.limit("key of very many parts");
+            }
         }
     }
 
@@ -533,12 +536,9 @@ impl<'a> Parser<'a> {
             return Ok(Value::Table(root));
         }
         loop {
-            let (mut key, value) = self.pair()?;
-            let Some(last) = key.pop() else {
-                return self.fail("empty key");
-            };
+            let (Key { parents, last }, value) = self.pair()?;
             let mut table = root;
-            for part in key {
+            for part in parents {
                 table = match self.tables[table.0].find(&part) {
                     Some(index) => self.enter(table, index)?,
                     None => self.add_open_table(table, part).1,
@@ -608,11 +608,7 @@ impl<'a> Parser<'a> {
         let mut text = Cow::Borrowed("");
         loop {
             let start = self.pos;
-            self.skip_while(|b| {
-                b != b'"'
-                    && b != b'\\'
-                    && (b == b'\t' || (multiline && b == b'\n') || !b.is_ascii_control())
-            });
+            self.skip_while(|b| is_plain(b) || (multiline && b == b'\n'));
             let plain = &self.text[start..self.pos];
             if text.is_empty() {
                 text = Cow::Borrowed(plain);
@@ -793,12 +789,36 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// What a byte may be part of: one look-up instead of a chain of comparisons for each byte of a file.
+const BARE: u8 = 1;
+const PLAIN: u8 = 2;
+static CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let b = byte as u8;
+        if b.is_ascii_alphanumeric() || b == b'-' || b == b'_' {
+            classes[byte] |= BARE;
+        }
+        if b == b'\t' || (!b.is_ascii_control() && b != b'"' && b != b'\\') {
+            classes[byte] |= PLAIN;
+        }
+        byte += 1;
+    }
+    classes
+};
+
 fn is_blank(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
 fn is_bare(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
+    CLASSES[usize::from(byte)] & BARE != 0
+}
+
+/// Stands for itself in a string in double quotes.
+fn is_plain(byte: u8) -> bool {
+    CLASSES[usize::from(byte)] & PLAIN != 0
 }
 
 /// Length of digits with single underscores between them, at the start of `bytes`.
