@@ -1,17 +1,15 @@
-# Background processes of `TerminalNotesEnv`, for any POSIX sh, run as
+# Background processes of `TerminalNotesEnv`, for any POSIX sh, run from the directory of their files as
 #
-#     set -- TOKEN start NUMBER COMMAND CAP_KIB    set -- TOKEN read NUMBER OFFSET SECONDS
-#     set -- TOKEN send NUMBER TEXT END            set -- TOKEN stop NUMBER OFFSET
-#     set -- TOKEN list NUMBER...                  set -- TOKEN drop NUMBER...
+#     sh processes.sh start NUMBER COMMAND CAP_KIB    sh processes.sh read NUMBER OFFSET SECONDS
+#     sh processes.sh send NUMBER TEXT END            sh processes.sh stop NUMBER OFFSET
+#     sh processes.sh list NUMBER...                  sh processes.sh drop NUMBER...
 #
 # Prints output of the process, then `@@process NUMBER state=STATE size=BYTES@@`. STATE is running, gone (its files are
 # not there), ended, or an exit code; BYTES is how much output there is.
 
-token=$1 action=$2 number=$3
-for base in /tmp /var/tmp /dev/shm "$HOME"; do [ -w "$base" ] && break; done
-dir=$base/.harbor-trl-processes-$token
+dir=${0%/*} action=$1 number=$2
 
-nap() { sleep 0.1 2>/dev/null || { sleep 1 && i=$((i + 9)); }; }
+nap() { sleep 0.1 2>/dev/null || { sleep 1 && i=$((i + 9)) tries=$((tries + 9)); }; }
 
 # The size is taken last, so that it counts all that a process wrote before it ended.
 look() {
@@ -21,7 +19,11 @@ look() {
         read -r state <"$files/status"
     elif [ -s "$files/pid" ]; then
         read -r pid <"$files/pid"
-        kill -0 "$pid" 2>/dev/null || state=ended
+        tries=0
+        while [ "$tries" -lt 20 ] && [ ! -s "$files/status" ] && ! kill -0 "$pid" 2>/dev/null; do
+            state=ended tries=$((tries + 1))
+            nap
+        done
         [ -s "$files/status" ] && read -r state <"$files/status"
     fi
     size=$(wc -c <"$files/out")
@@ -38,7 +40,7 @@ send_signal() {
     kill -"$1" -"$pid" 2>/dev/null || kill -"$1" "$pid" 2>/dev/null
     for environ in /proc/[0-9]*/environ; do
         while IFS= read -r line || [ "$line" ]; do
-            case $line in *"HARBOR_TRL_PROCESS=$token-$number."*)
+            case $line in *"HARBOR_TRL_PROCESS=$dir/$number."*)
                 environ=${environ%/environ}
                 kill -"$1" "${environ#/proc/}" 2>/dev/null
                 break
@@ -65,7 +67,7 @@ run() (
     pump=$!
     (
         exec 3>&-
-        export HARBOR_TRL_PROCESS="$token-$number."
+        export HARBOR_TRL_PROCESS="$dir/$number."
         exec $setsid "$shell" -c "$command"
     ) <"$files/in" >"$files/pipe" 2>&1 &
     pid=$!
@@ -85,17 +87,21 @@ run() (
 
 case $action in
 start)
-    command=$4 files=$dir/$number
+    command=$3 files=$dir/$number
     shell=sh
     command -v bash >/dev/null && shell=bash
     setsid=
     command -v setsid >/dev/null && setsid=setsid
     # `ulimit -f` counts 512 bytes; bash counts 1024, unless it is in POSIX mode.
-    blocks=$(($5 * 2))
-    case $BASH_VERSION:$SHELLOPTS in :* | *posix*) ;; *) blocks=$5 ;; esac
+    blocks=$(($4 * 2))
+    case $BASH_VERSION:$SHELLOPTS in :* | *posix*) ;; *) blocks=$4 ;; esac
     rm -rf "$files"
     if mkdir -p "$files" && mkfifo -m 600 "$files/in" "$files/pipe" && : >"$files/out"; then
-        run </dev/null >/dev/null 2>&1 &
+        # By `exec`: the shell would keep copies of what a mere redirection replaces, and the call would not end.
+        (
+            exec </dev/null >/dev/null 2>&1
+            run
+        ) &
         i=0
         while [ "$i" -lt 5 ]; do
             nap
@@ -110,9 +116,9 @@ start)
     fi
     ;;
 read)
-    offset=$4 i=0
+    offset=$3 i=0
     look "$number"
-    while [ "$i" -lt $(($5 * 10)) ] && [ "$size" -le "$offset" ] && [ "$state" = running ]; do
+    while [ "$i" -lt $(($4 * 10)) ] && [ "$size" -le "$offset" ] && [ "$state" = running ]; do
         nap
         look "$number"
         i=$((i + 1))
@@ -124,8 +130,8 @@ read)
 send)
     look "$number"
     if [ "$state" = running ]; then
-        [ "$4" ] && printf %s "$4" >"$files/in"
-        [ "$5" = 1 ] && read -r keeper <"$files/keeper" && kill "$keeper"
+        [ "$3" ] && printf %s "$3" >"$files/in"
+        [ "$4" = 1 ] && read -r keeper <"$files/keeper" && kill "$keeper"
     fi
     report "$number"
     ;;
@@ -147,19 +153,19 @@ stop)
         done
         look "$number"
     fi
-    show "$4"
+    show "$3"
     report "$number"
     rm -rf "$files"
     ;;
 list)
-    shift 2
+    shift
     for number; do
         look "$number"
         report "$number"
     done
     ;;
 drop)
-    shift 2
+    shift
     for number; do rm -rf "${dir:?}/$number"; done
     ;;
 esac

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 import shlex
@@ -21,6 +22,16 @@ MAX_NOTE_CHARS = 4_000
 MAX_TITLE_CHARS = 100
 
 _SHELL_TIMEOUT_SEC = 30
+# As a file, so that `ps` shows a short line for each process. The directory is the first that can be written.
+_RUN = """\
+for d in /tmp /var/tmp /dev/shm "$HOME"; do [ -w "$d" ] && break; done
+d=$d/.harbor-trl-{token}
+[ -s "$d/processes.sh" ] || {{ mkdir -p "$d" && cat >"$d/processes.sh" <<'END-OF-SCRIPT'
+{script}
+END-OF-SCRIPT
+}} || echo "[the sandbox cannot make files in $d]"
+exec sh "$d/processes.sh" {words}
+"""
 _REPORT = re.compile(r"@@process (\d+) state=(\S*) size=(\d+)@@\n?")
 
 
@@ -49,7 +60,7 @@ class TerminalNotesEnv(HarborEnv):
         self._commands: dict[int, str] = {}
         self._read: dict[int, int] = {}
         self._last_id = 0
-        #: Names the processes' files, and in their environment the processes themselves.
+        #: Names the directory of the processes' files in the sandbox.
         self._token = secrets.token_hex(6)
 
     def reset(self, task_dir: str | None = None, **columns: Any) -> str:
@@ -292,9 +303,8 @@ class TerminalNotesEnv(HarborEnv):
 
     def _shell(self, *arguments: object, timeout: float = _SHELL_TIMEOUT_SEC) -> str:
         """Run processes.sh."""
-        words = " ".join(shlex.quote(str(it)) for it in (self._token, *arguments))
-        script = Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
-        return self._exec(f"set -- {words}\n{script}", timeout=timeout)
+        words = " ".join(shlex.quote(str(it)) for it in arguments)
+        return self._exec(_RUN.format(token=self._token, script=_script(), words=words), timeout=timeout)
 
     def _sandbox(self, action: str, number: int, *arguments: object) -> tuple[str, str | None]:
         """Run an action on one process. Returns text, and the process's state; None if the sandbox gave none."""
@@ -339,6 +349,11 @@ class TerminalNotesEnv(HarborEnv):
     def _forget(self, number: int) -> None:
         self._commands.pop(number, None)
         self._read.pop(number, None)
+
+
+@functools.cache
+def _script() -> str:
+    return Path(__file__).with_name("processes.sh").read_text(encoding="utf-8")
 
 
 def _is_text(value: object) -> bool:
