@@ -557,7 +557,8 @@ class Interpreter:
 
         builtins.input = self.no_input  # type: ignore[assignment]
         if "MPLBACKEND" not in os.environ:
-            self.offer_matplotlib_backend()
+            os.environ["MPLBACKEND"] = f"module://{InlineBackend.NAME}"
+            sys.meta_path.append(InlineBackend(self.show_figures))  # type: ignore[arg-type]
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self, source: str) -> None:
@@ -632,21 +633,9 @@ class Interpreter:
 
     # ── matplotlib ──
 
-    def offer_matplotlib_backend(self) -> None:
-        """A backend like Agg whose `show` saves the figures; loaded when matplotlib asks for it."""
-        import importlib
-
-        backend = types.ModuleType("harbor_trl_inline")
-        backend.show = self.show_figures  # type: ignore[attr-defined]
-        backend.__getattr__ = lambda name: getattr(  # type: ignore[method-assign]
-            importlib.import_module("matplotlib.backends.backend_agg"), name
-        )
-        sys.modules[backend.__name__] = backend
-        os.environ["MPLBACKEND"] = f"module://{backend.__name__}"
-
     def show_figures(self, *_args: object, **_options: object) -> None:
         pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is not None and pyplot.get_backend().startswith("module://harbor_trl"):
+        if pyplot is not None and InlineBackend.NAME in sys.modules:
             for number in pyplot.get_fignums():
                 self.save_figure(pyplot.figure(number))
             pyplot.close("all")
@@ -707,6 +696,31 @@ class Interpreter:
             sys.stderr.write(text)
         except Exception:
             os.write(2, text.encode(errors="replace"))
+
+
+class InlineBackend:
+    """Finds and makes matplotlib's backend: Agg, whose `show` saves the figures. Costs nothing without matplotlib."""
+
+    NAME = "harbor_trl_inline"
+
+    def __init__(self, show: object) -> None:
+        self.show = show
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != self.NAME:
+            return None
+        import importlib.util
+
+        return importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: object) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        from matplotlib.backends import backend_agg
+
+        module.__dict__.update({key: value for key, value in vars(backend_agg).items() if not key.startswith("__")})
+        module.show = self.show  # type: ignore[attr-defined]
 
 
 def shell(command: str) -> None:
@@ -784,10 +798,15 @@ class IPythonKernel:
         self.client.wait_for_ready(timeout=START_SEC)
 
     def run(self, source: str) -> None:
+        self.images.next_cell()
+        self.execute(source)
+        # What the cell's child processes wrote takes its own way through ipykernel, and up to 0.2 s if not flushed.
+        self.execute("import sys, time; time.sleep(0.02); sys.stdout.flush(); sys.stderr.flush()", silent=True)
+
+    def execute(self, source: str, silent: bool = False) -> None:
         from queue import Empty
 
-        self.images.next_cell()
-        request = self.client.execute(source, allow_stdin=False)
+        request = self.client.execute(source, silent=silent, allow_stdin=False)
         while True:
             try:
                 message = self.client.get_iopub_msg(timeout=0.5)
@@ -796,21 +815,24 @@ class IPythonKernel:
                 if code is not None:
                     os._exit(128 - code if code < 0 else code)
                 continue
-            if message["parent_header"].get("msg_id") != request:
-                if message["msg_type"] == "stream":  # of a thread that an earlier cell left
-                    write_text(message["content"]["text"])
-                continue
-            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+            kind, content = message["msg_type"], message["content"]
+            ours = message["parent_header"].get("msg_id") == request
+            if ours and kind == "status" and content["execution_state"] == "idle":
                 break
-            self.show(message["msg_type"], message["content"])
-        reply = self.client.get_shell_msg(timeout=PATIENCE_SEC)
+            # A stream may also be of a thread that an earlier cell left.
+            if kind == "stream" or (ours and not silent):
+                self.show(kind, content)
+        while True:
+            reply = self.client.get_shell_msg(timeout=PATIENCE_SEC)
+            if reply["parent_header"].get("msg_id") == request:
+                break
         if any(it.get("source") == "ask_exit" for it in reply["content"].get("payload", [])):
             self.process.kill()
             os._exit(0)
 
     def show(self, kind: str, content: dict[str, object]) -> None:
         if kind == "stream":
-            write_text(str(content["text"]))
+            write_text(str(content["text"]).replace("\r\n", "\n"))
         elif kind == "error":
             write_text("\n".join(content["traceback"]) + "\n")  # type: ignore[arg-type]
         elif kind in ("execute_result", "display_data", "update_display_data"):
