@@ -21,9 +21,10 @@ look() {
         read -r pid <"$files/pid"
         tries=0
         while [ "$tries" -lt 20 ] && [ ! -s "$files/status" ] && ! kill -0 "$pid" 2>/dev/null; do
-            state=ended tries=$((tries + 1))
+            tries=$((tries + 1))
             nap
         done
+        [ "$tries" -lt 20 ] || state=ended
         [ -s "$files/status" ] && read -r state <"$files/status"
     fi
     size=$(wc -c <"$files/out")
