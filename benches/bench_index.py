@@ -147,12 +147,13 @@ def main() -> None:
     best = {name: Cost(min(c.wall for c in cs), min(c.cpu for c in cs)) for name, cs in costs.items()}
     first, last = best[next(iter(contestants))], best[floor_name]
     print(f"{arguments.tasks:,} tasks, {os.cpu_count()} cores, best of {arguments.rounds}\n")
-    print("| | wall | × faster than upstream | CPU | × less CPU than upstream | × the floor: wall | × the floor: CPU |")
+    print("| | wall | faster than upstream | CPU | less CPU than upstream | wall / floor | CPU / floor |")
     print("|---|---|---|---|---|---|---|")
     for name, cost in best.items():
+        wall, cpu = first.wall / cost.wall, first.cpu / cost.cpu
         print(
-            f"| {name} | {cost.wall:.3f} s | {first.wall / cost.wall:.1f} | {cost.cpu:.3f} s | {first.cpu / cost.cpu:.1f} "
-            f"| {cost.wall / last.wall:.2f} | {cost.cpu / last.cpu:.2f} |"
+            f"| {name} | {cost.wall:.3f} s | {wall:.1f} x | {cost.cpu:.3f} s | {cpu:.1f} x | "
+            f"{cost.wall / last.wall:.2f} | {cost.cpu / last.cpu:.2f} |"
         )
 
 

@@ -28,23 +28,8 @@ BUSYBOX_IMAGE = "harbor-trl-busybox:latest"
 
 #: What the wrapper may use, less the shells.
 TOOLS = (
-    *(
-        "base64",
-        "cat",
-        "chmod",
-        "echo",
-        "env",
-        "false",
-        "grep",
-        "head",
-        "kill",
-        "ls",
-        "mkdir",
-        "mkfifo",
-        "od",
-        "printf",
-    ),
-    *("ps", "rm", "seq", "sleep", "sort", "tail", "tr", "true", "wc", "yes"),
+    *("base64", "cat", "chmod", "echo", "env", "false", "grep", "head", "kill", "ls", "mkdir", "mkfifo"),
+    *("od", "printf", "ps", "rm", "seq", "sleep", "sort", "tail", "tr", "true", "wc", "yes"),
 )
 
 

@@ -25,7 +25,8 @@ from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
 
 from harbor_trl.environments import docker, environment_for
-from harbor_trl.environments.bubblewrap import BubblewrapEnvironment, check_available
+from harbor_trl.environments._sandbox import check_available
+from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from harbor_trl.environments.docker import FastDockerEnvironment
 from harbor_trl.errors import SandboxUnavailableError
 

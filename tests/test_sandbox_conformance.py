@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harbor.models.task.config import NetworkMode
 
 from sandbox_support import (
     BACKENDS,
@@ -269,6 +270,15 @@ def test_python3_is_there(live: Live) -> None:
     assert live.output("python3 -c 'import os, sys; print(6 * 7)'") == "42"
 
 
+# --- network ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_without_network_has_loopback_only(backend: str, tmp_path: Path) -> None:
+    with running(make_environment(backend, tmp_path, network=NetworkMode.NO_NETWORK)) as live:
+        assert live.output("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '") == "lo"
+        assert live.exec("exec 3<>/dev/tcp/192.0.2.1/80", timeout_sec=30).return_code != 0
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +375,16 @@ def test_a_trial_with_an_agent_user(backend: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", config='[agent]\nuser = "1000"\n', solution=SOLUTION, test=TEST)
     assert rewards(asyncio.run(run_trial(task, tmp_path / "trials", backend))) == {"reward": 1.0}
     assert [path.read_text() for path in (tmp_path / "trials").rglob("user")] == ["1000\n"]
+
+
+def test_a_trial_without_network(backend: str, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        config='[environment]\nnetwork_mode = "no-network"\n',
+        solution=SOLUTION,
+        test='[ "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d " ")" = lo ] || exit 1\n' + TEST,
+    )
+    assert rewards(asyncio.run(run_trial(task, tmp_path / "trials", backend))) == {"reward": 1.0}
 
 
 def test_a_trial_of_several_steps(backend: str, tmp_path: Path) -> None:

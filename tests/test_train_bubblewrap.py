@@ -260,7 +260,14 @@ if trainer.accelerator.is_main_process:
 def test_two_ranks_under_accelerate_launch_each_run_their_own_environments(suite, tmp_path):
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
-    launcher = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+    )
     output = run_script(script, suite, tmp_path / "trials", tmp_path / "run", launcher=launcher)
     assert "REWARDS [0.5, 0.5]" in output
     assert "COMMANDS ['echo rank 0', 'echo rank 1']" in output

@@ -96,7 +96,9 @@ def last_batch(trainer: GRPOTrainer, column: str = "outcome_reward") -> list[tup
     logs = trainer._logs
     return [
         (
-            next((m["tool_calls"][0]["function"]["arguments"]["command"] for m in completion if m.get("tool_calls")), ""),
+            next(
+                (m["tool_calls"][0]["function"]["arguments"]["command"] for m in completion if m.get("tool_calls")), ""
+            ),
             reward,
             advantage,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import get_json_schema
 from trl import SFTConfig, SFTTrainer
 from trl.chat_template_utils import qwen3_instruct_2507_chat_template
@@ -26,7 +26,10 @@ def build_tokenizer(texts: Iterable[str] = (), vocab_size: int = 4096) -> PreTra
     # A token may hold anything but a line break: a sentence that all prompts share costs one token instead of fifty. The line breaks
     # stay apart, so that a rollout, tokenized turn by turn, has the tokens that the whole transcript had in the warm-up.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex("\n"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex("\n"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -55,7 +58,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
             vocab_size=len(tokenizer),
             hidden_size=128,
             intermediate_size=256,
-            num_hidden_layers=2,
+            num_hidden_layers=1,
             num_attention_heads=2,
             num_key_value_heads=2,
             head_dim=64,
@@ -85,9 +88,7 @@ def record_transcripts(
     """
     attempts = tomllib.loads(attempts_file.read_text())
     played = [
-        (row, commands)
-        for row in rows
-        for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ())
+        (row, commands) for row in rows for commands in attempts.get(Path(row["task_dir"]).name, {}).get("attempts", ())
     ]
     environments = [environment_factory() for _ in played]
     # `reset` only schedules a sandbox: all of them start at once, behind the first tool call.
@@ -119,22 +120,22 @@ def warm_up(
     transcripts: Dataset,
     output_dir: Path,
     *,
-    steps: int = 60,
+    steps: int = 100,
     seed: int = 0,
 ) -> None:
     """A short SFT on `transcripts`, right or wrong: the model learns to call the tool, and to imitate any attempt."""
-    SFTTrainer(
+    trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
         train_dataset=transcripts,
         args=SFTConfig(
             output_dir=str(output_dir),
             max_steps=steps,
-            per_device_train_batch_size=16,
+            per_device_train_batch_size=len(transcripts),
             learning_rate=6e-3,
             adam_beta2=0.99,
             lr_scheduler_type="cosine",
-            warmup_steps=5,
+            warmup_steps=10,
             assistant_only_loss=True,
             max_length=None,
             seed=seed,
@@ -146,4 +147,6 @@ def warm_up(
             logging_strategy="no",
             disable_tqdm=True,
         ),
-    ).train()
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from harbor_trl import HarborSpec, HarborTrlError
 
 HERE = Path(__file__).parent
+LEARNING_RATE = 4e-4
 
 
 def prepare(spec: HarborSpec, output: Path, seed: int) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, float]:
@@ -45,7 +47,7 @@ def train(
     *,
     steps: int,
     generations: int = 8,
-    learning_rate: float = 1e-3,
+    learning_rate: float = LEARNING_RATE,
     seed: int = 0,
 ) -> list[dict[str, float]]:
     """GRPO with the whole suite in each step. Returns the trainer's log, one entry a step."""
@@ -124,12 +126,15 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--generations", type=int, default=8, help="rollouts of a task in each step (default 8)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("quickstart-output"))
-    parser.add_argument("--no-optimizer", action="store_true", help="learning rate 0: the control, whose curve stays flat")
+    parser.add_argument(
+        "--no-optimizer", action="store_true", help="learning rate 0: the control, whose curve stays flat"
+    )
     args = parser.parse_args(argv)
 
     # The model is too small to gain from more threads, and the sandboxes need the other cores.
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore", FutureWarning)  # between TRL and transformers, not for our reader
     datasets.disable_progress_bars()
     args.output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -146,7 +151,7 @@ def main(argv: list[str] | None = None) -> list[float]:
         args.output,
         steps=args.steps,
         generations=args.generations,
-        learning_rate=0.0 if args.no_optimizer else 1e-3,
+        learning_rate=0.0 if args.no_optimizer else LEARNING_RATE,
         seed=args.seed,
     )
     rewards = [entry["reward"] for entry in log]

@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, TypedDict, final
 
 __version__: str
 
@@ -62,11 +62,12 @@ class SuiteIndex:
         """
 
     def columns(self, positions: Sequence[int] | None = None) -> tuple[ArrowStream, list[str]]:
-        """Columns `task_dir`, `task_index`, `task_id`, `task_name`, then each metadata key; and the keys that are JSON text."""
+        """Columns `task_dir`, `task_index`, `task_id`, `task_name`, each metadata key; and which keys are JSON text."""
 
 def parse_toml(text: str, *, toml_1_1: bool = False) -> dict[str, Any] | tuple[str, str, int, int]:
     """Parse TOML as the index does: the document, or `(kind, message, line, column)` of a refusal."""
 
+@final
 class OutputBuffer:
     """Keeps the first and the last part of a stream of bytes as text; see `docs/output.md`.
 
@@ -98,3 +99,74 @@ class OutputBuffer:
     @property
     def dropped_lines(self) -> int:
         """Line ends that `text` leaves out."""
+
+class _Problem(TypedDict):
+    code: str
+    line: int
+    column: int | None
+    message: str
+
+class _Unknown(TypedDict):
+    line: int
+    reason: str
+
+class _Touched(TypedDict):
+    line: int
+    reason: str
+
+class _Entry(TypedDict):
+    destination: str
+    kind: Literal["file", "directory", "symlink", "archive", "special"]
+    source: str | None
+    content: bytes | None
+    link: str | None
+    mode: int | None
+    owner: str | None
+    line: int
+    if_missing: bool
+    if_directory: str | None
+    touched: _Touched | None
+
+class _Plan(TypedDict):
+    entries: list[_Entry]
+    base: str | None
+    stage: str
+    workdir: str | None
+    user: str | None
+    env: dict[str, str | None]
+    errors: list[_Problem]
+    unknowns: list[_Unknown]
+
+class _Heredoc(TypedDict):
+    name: str
+    expand: bool
+    chomp: bool
+    file_descriptor: int
+    content: bytes
+
+class _Instruction(TypedDict):
+    keyword: str
+    flags: list[str]
+    args: list[str]
+    json: bool
+    heredocs: list[_Heredoc]
+    original: str
+    line: int
+    end_line: int
+
+class _Parsed(TypedDict):
+    instructions: list[_Instruction]
+    escape: str
+    syntax: str | None
+    error: _Problem | None
+
+def copy_plan(
+    dockerfile: str | os.PathLike[str],
+    context: str | os.PathLike[str],
+    target: str | None = None,
+    build_args: dict[str, str] = ...,
+) -> _Plan: ...
+def parse_dockerfile(source: bytes) -> _Parsed: ...
+def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...
+def match_path(pattern: str, name: str) -> bool | None: ...
+def match_ignore(ignore_file: bytes, paths: list[str]) -> list[bool] | None: ...

@@ -18,6 +18,7 @@ id=$1 seconds=$2 shown=$3 keep=$4 cap=$5 file=$6 command=$HARBOR_TRL_COMMAND
 mark=@@harbor-trl-$id@@
 printf '%s start\n' "$mark"
 exec 2>/dev/null
+read -r _ _ _ _ own_group _ </proc/self/stat
 
 # The command's first process leads its session and group; what left the group still carries the mark in its
 # environment. The watchdog must not be ended in the middle of this.
@@ -46,7 +47,8 @@ slay_now() {
                 case $line in *HARBOR_TRL_EXEC="$1"*)
                     process=${environ%/environ}
                     # Its group too: a fork bomb is faster than this loop.
-                    read -r _ _ _ _ group_id _ <"$process/stat" && [ "$group_id" -gt 1 ] && kill -KILL -"$group_id"
+                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] &&
+                        kill -KILL -"$other"
                     kill -KILL "${process#/proc/}" && found=1
                     break
                     ;;
@@ -57,6 +59,11 @@ slay_now() {
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
     [ "$pid" ] && alive "$pid" && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+}
+
+find_output() {
+    out=$base.out
+    [ -e "$out" ] || out=/proc/$$/fd/8
 }
 
 # Not a zombie either, which `kill -0` takes for alive.
@@ -92,7 +99,7 @@ launch() (
     else
         unset HARBOR_TRL_COMMAND
     fi
-    exec $setsid "$shell" -c "$command" </dev/null >&9 2>&1 9>&- 8<&- 6<&-
+    exec $setsid "$shell" -c "$command" </dev/null >&9 2>&1 9>&- 8<&- 7>&- 6<&-
 )
 
 # What is left when no process can be started any more.
@@ -149,11 +156,11 @@ for dir in /tmp /dev/shm /var/tmp "$HOME" "$PWD"; do
     base=
 done
 if [ "$base" ]; then
-    : >"$base.out"
-    exec 6<"$base.pid" 8<"$base.out"
+    # Whoever removes the files does not take the output with them.
+    exec 6<"$base.pid" 7>"$base.out" 8<"$base.out"
     trap emergency EXIT
 else
-    exec 6</dev/null 8</dev/null
+    exec 6</dev/null 7>/dev/null 8</dev/null
 fi
 
 # Not by exit status: bash forgets that of a process that ends while a trap interrupts `wait`.
@@ -166,7 +173,7 @@ trap '' USR1 USR2
     trap - EXIT
     # Without it, only the caller keeps the deadline.
     command -v sleep >/dev/null || exit 0
-    exec >/dev/null 8<&-
+    exec >/dev/null 7>&- 8<&-
     trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
@@ -208,10 +215,11 @@ fifo)
         trap - EXIT
         trap : TERM INT HUP
         trap '' XFSZ
-        exec >/dev/null 9>&- 8<&-
+        exec >/dev/null 9>&-
         ulimit -f "$blocks"
-        cat <&4 >"$base.out" && exit 0
-        if [ "$(wc -c <"$base.out")" -ge $((cap * 1024)) ]; then
+        cat <&4 >&7 && exit 0
+        find_output
+        if [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
             cat <&4 &
             slay
         else
@@ -220,17 +228,24 @@ fifo)
         fi
     ) &
     reader=$!
-    exec 4<&-
+    exec 4<&- 7>&-
     launch
     status=$?
     trap '' PIPE
     exec 9>&-
-    if [ "$timed_out" = 0 ]; then
+    # Mostly the reader ends at once, and nobody needs to be woken to wait for it.
+    i=0
+    while [ "$i" -lt 50 ] && alive "$reader"; do i=$((i + 1)); done
+    if [ "$timed_out" = 0 ] && [ "$i" = 50 ]; then
         echo ended >"$base.pid"
         kill -USR2 "$watchdog" || alarm=1
     fi
     while [ -z "$alarm" ] && alive "$reader"; do wait "$reader"; done
-    if [ "$alarm" ] && alive "$reader"; then
+    find_output
+    # A reader that has read its fill is busy with ending the command.
+    if [ "$alarm" ] && [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
+        while alive "$reader"; do wait "$reader"; done
+    elif [ "$alarm" ] && alive "$reader"; then
         # The mark comes out of the pipe behind all that the command itself wrote.
         exec 5<>"$base.fifo"
         exec 9>"$base.fifo"
@@ -238,7 +253,7 @@ fifo)
         printf %s "$mark" >&9
         exec 9>&-
         i=0
-        while [ "$i" -lt 20 ] && alive "$reader" && ! grep -q "$mark" "$base.out"; do
+        while [ "$i" -lt 20 ] && alive "$reader" && ! grep -q "$mark" "$out"; do
             sleep 0.05 || sleep 1
             i=$((i + 1))
         done
@@ -247,7 +262,7 @@ fifo)
     fi
     ;;
 file)
-    exec 9>"$base.out"
+    exec 9>&7 7>&-
     launch
     status=$?
     exec 9>&-
@@ -274,8 +289,7 @@ trap '' USR1 USR2
 [ "$file" ] && rm -f "$file"
 
 if [ "$base" ]; then
-    out=$base.out
-    [ -e "$out" ] || out=/proc/$$/fd/8
+    find_output
     size=$(wc -c <"$out") || size=-1
     size=$((size))
     [ "$size" -ge $((cap * 1024)) ] && over=1
@@ -292,9 +306,10 @@ if [ "$base" ]; then
     fi
     if [ "$size" -gt "$shown" ] || [ "$held" = 1 ]; then
         kept=$base.out
-        rm -f "$base.fifo" "$base.pid"
-    else
-        rm -f "$base.fifo" "$base.pid" "$base.out"
+        report
+        exec rm -f "$base.fifo" "$base.pid"
     fi
+    report
+    exec rm -f "$base.fifo" "$base.pid" "$base.out"
 fi
 report

@@ -93,7 +93,7 @@ pub struct Entry<'a> {
 pub struct Table<'a> {
     entries: Vec<Entry<'a>>,
     /// Of a large table only: a map costs more than it saves in a small one.
-    by_key: Option<Box<HashMap<Cow<'a, str>, usize>>>,
+    by_key: Option<HashMap<Cow<'a, str>, usize>>,
 }
 
 impl<'a> Table<'a> {
@@ -111,7 +111,7 @@ impl<'a> Table<'a> {
         }
         if index == LINEAR_TABLE {
             let keys = self.entries.iter().map(|entry| entry.key.clone());
-            self.by_key = Some(Box::new(keys.zip(0..).collect()));
+            self.by_key = Some(keys.zip(0..).collect());
         }
         if let Some(by_key) = &mut self.by_key {
             by_key.insert(entry.key.clone(), index);
@@ -177,7 +177,11 @@ const ROOT: TableId = TableId(0);
 
 /// Line and column, from 1, of a byte offset.
 pub fn position(text: &str, offset: usize) -> (usize, usize) {
-    let before = &text[..text.floor_char_boundary(offset)];
+    let mut end = offset.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let before = &text[..end];
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (
         before.bytes().filter(|&b| b == b'\n').count() + 1,
@@ -194,19 +198,14 @@ pub fn normalize_newlines(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A dotted key; most have no parents, and cost no allocation.
-struct Key<'a> {
-    parents: Vec<Cow<'a, str>>,
-    last: Cow<'a, str>,
-}
-
 struct Failure {
     kind: ErrorKind,
     message: &'static str,
     pos: usize,
 }
 
-type Parsed<T> = Result<T, Failure>;
+/// Boxed, so that the results of the happy path stay small enough for registers.
+type Parsed<T> = Result<T, Box<Failure>>;
 
 struct Parser<'a> {
     text: &'a str,
@@ -221,19 +220,19 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn fail<T>(&self, message: &'static str) -> Parsed<T> {
-        Err(Failure {
+        Err(Box::new(Failure {
             kind: ErrorKind::Refused,
             message,
             pos: self.pos,
-        })
+        }))
     }
 
     fn limit<T>(&self, message: &'static str) -> Parsed<T> {
-        Err(Failure {
+        Err(Box::new(Failure {
             kind: ErrorKind::Limit,
             message,
             pos: self.pos,
-        })
+        }))
     }
 
     fn peek(&self) -> Option<u8> {
@@ -345,7 +344,8 @@ impl<'a> Parser<'a> {
         self.pos += 1;
         let is_array = self.eat(b'[');
         self.skip_blank();
-        let Key { parents, last } = self.key()?;
+        let mut parents = Vec::new();
+        let last = self.key(&mut parents)?;
 
         let mut table = ROOT;
         for part in parents {
@@ -387,7 +387,8 @@ impl<'a> Parser<'a> {
     }
 
     fn statement(&mut self, section: TableId) -> Parsed<()> {
-        let (Key { parents, last }, value) = self.pair()?;
+        let mut parents = Vec::new();
+        let (last, value) = self.pair(&mut parents)?;
         let mut table = section;
         for part in parents {
             let (index, next) = match self.tables[table.0].find(&part) {
@@ -407,8 +408,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn pair(&mut self) -> Parsed<(Key<'a>, Value<'a>)> {
-        let key = self.key()?;
+    fn pair(&mut self, parents: &mut Vec<Cow<'a, str>>) -> Parsed<(Cow<'a, str>, Value<'a>)> {
+        let key = self.key(parents)?;
         if !self.eat(b'=') {
             return self.fail("expected '=' after the key");
         }
@@ -416,20 +417,17 @@ impl<'a> Parser<'a> {
         Ok((key, self.value()?))
     }
 
-    fn key(&mut self) -> Parsed<Key<'a>> {
-        let mut key = Key {
-            parents: Vec::new(),
-            last: self.key_part()?,
-        };
+    /// The last part of a key; those before it, which most keys lack, go into `parents`.
+    fn key(&mut self, parents: &mut Vec<Cow<'a, str>>) -> Parsed<Cow<'a, str>> {
+        let mut last = self.key_part()?;
         loop {
             self.skip_blank();
             if !self.eat(b'.') {
-                return Ok(key);
+                return Ok(last);
             }
             self.skip_blank();
-            let parent = std::mem::replace(&mut key.last, self.key_part()?);
-            key.parents.push(parent);
-            if key.parents.len() == MAX_KEY_PARTS {
+            parents.push(std::mem::replace(&mut last, self.key_part()?));
+            if parents.len() == MAX_KEY_PARTS {
                 return self.limit("key of very many parts");
             }
         }
@@ -536,7 +534,8 @@ impl<'a> Parser<'a> {
             return Ok(Value::Table(root));
         }
         loop {
-            let (Key { parents, last }, value) = self.pair()?;
+            let mut parents = Vec::new();
+            let (last, value) = self.pair(&mut parents)?;
             let mut table = root;
             for part in parents {
                 table = match self.tables[table.0].find(&part) {
@@ -927,9 +926,11 @@ fn parse_time(bytes: &[u8], version: Version) -> Option<(Time, usize)> {
     if byte_at(bytes, 8, b'.').is_none() || length == 0 {
         return Some((time, 8));
     }
-    for i in 0..6 {
-        let digit = if i < length { fraction[i] - b'0' } else { 0 };
-        time.microsecond = time.microsecond * 10 + u32::from(digit);
+    let digits = fraction[..length]
+        .iter()
+        .map(|digit| u32::from(digit - b'0'));
+    for digit in digits.chain(std::iter::repeat(0)).take(6) {
+        time.microsecond = time.microsecond * 10 + digit;
     }
     Some((time, 9 + length))
 }
