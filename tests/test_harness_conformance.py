@@ -1,4 +1,4 @@
-"""The conformance test: the built-in harnesses pass, and each thing that goes wrong in a harness has a finding of its own."""
+"""The conformance test: the built-in harnesses pass, and each thing wrong with a harness has a finding of its own."""
 
 from __future__ import annotations
 
@@ -100,6 +100,8 @@ class NoSchema(HarborEnv):
     @classmethod
     def make(cls) -> None: ...
 
+    def _run(self) -> None: ...
+
 
 class BadReset(HarborBashEnv):
     def reset(self, task_dir):
@@ -142,6 +144,7 @@ class BrokenSetup(HarborBashEnv):
             NoSchema,
             [
                 "`close` looks like a helper",
+                "`_run` replaces a method of that name",
                 "`make` is public and callable but no plain method (classmethod)",
                 "`run` is a tool without a schema",
                 "`undocumented` is a tool without a schema",
@@ -201,7 +204,7 @@ def test_async_tools_and_arguments_of_all_kinds(tmp_path):
         from harbor_trl import HarborEnv
 
         class Async(HarborEnv):
-            async def go(self, way: Literal["up", "down"], steps: int, names: list[str], far: bool | None = None) -> str:
+            async def go(self, way: Literal["up", "down"], steps: int, names: list[str], far: bool | None = None):
                 '''
                 Go.
 
@@ -224,7 +227,17 @@ def test_three_lines_of_pytest_are_enough(tmp_path):
         "def test_mine():\n"
         "    check_harness('harnesses/jupyter/env.py:JupyterEnv')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path / "test_mine.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        tmp_path,
+        tmp_path / "test_mine.py",
+    ]
     env = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

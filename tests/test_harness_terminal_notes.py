@@ -54,11 +54,13 @@ def test_the_life_of_background_processes(sandbox, start):
     assert env.start_process("echo up; while read -r line; do echo got $line; done; echo end; exit 3").startswith(
         "[process 1 started, running]\nup"
     )
-    assert env.send_input(1, "it's \"$HOME\" `id`") == "got it's \"$HOME\" `id`\n[process 1: running]"
+    assert env.send_input(1, 'it\'s "$HOME" `id`') == 'got it\'s "$HOME" `id`\n[process 1: running]'
     assert env.send_input(1, "two\nlines") == "got two\ngot lines\n[process 1: running]"
     assert env.read_output(1, 0) == "[no new output]\n[process 1: running]"
     # Another one, and a child that leaves the group.
-    assert "[process 2 started, running]" in env.start_process("trap '' TERM; (setsid sleep 876 || sleep 876) & cat; sleep 876")
+    assert "[process 2 started, running]" in env.start_process(
+        "trap '' TERM; (setsid sleep 876 || sleep 876) & cat; sleep 876"
+    )
     assert env.list_processes().splitlines()[1].startswith("2: running: trap")
     assert env.run_command("pgrep -fx 'sleep 876' | wc -l").strip() == "1"
     assert "[process 2: ended by signal 9" in env.stop_process(2)
@@ -183,4 +185,4 @@ def test_notes_outlive_the_sandbox_and_are_gone_with_the_next_rollout(start, tmp
     env.reset(task_dir=str(tmp_path / "task"))
     assert "there is no note 'plan'" in env.read_note("plan")
     assert "no background processes" in env.list_processes()
-    assert env.run_command("ls -d /tmp/.harbor*") .startswith("ls: cannot access")
+    assert env.run_command("ls -d /tmp/.harbor*").startswith("ls: cannot access")

@@ -61,10 +61,15 @@ def test_a_policy_is_trained_with_the_harness(harness, backend, tmp_path: Path, 
     monkeypatch.setattr(tiny_model, "tool_call", call)
     make_task(tmp_path / "suite" / "task")
     spec = HarborSpec(tmp_path / "suite", agent=harness, environment_type=backend, trials_dir=tmp_path / "trials")
+    tiny = policy()
+    # Ten tools, spelt in bytes, are a long prompt.
+    tiny["model"].config.max_position_embeddings = 32_768
     trainer = ScriptedTrainer(
-        **policy(),
+        **tiny,
         script=lambda prompt, generation: right if generation % 2 == 0 else wrong,
-        args=config(tmp_path / "run", num_generations=2, per_device_train_batch_size=2, max_steps=2, max_completion_length=2000),
+        args=config(
+            tmp_path / "run", num_generations=2, per_device_train_batch_size=2, max_steps=2, max_completion_length=2000
+        ),
         train_dataset=spec.train_dataset,
         environment_factory=spec.environment_factory,
         reward_funcs=spec.reward_funcs,

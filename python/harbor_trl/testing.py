@@ -158,13 +158,24 @@ def _members(harness: type[HarborEnv], wanted: set[str] | None) -> list[str]:
                 f"`{name}` is public and callable but no plain method ({type(member).__name__}), so the model does not "
                 "see it as a tool: write it with `def`, or begin its name with an underscore."
             )
-    findings += _reset_signature(harness)
+    findings += [*_shadowed(harness), *_reset_signature(harness)]
     if hasattr(harness, "get_reward"):
         findings.append(
             "`get_reward` is defined: GRPOTrainer then counts the reward twice, once by it and once by "
             "HarborSpec.reward_funcs. Remove it."
         )
     return findings
+
+
+def _shadowed(harness: type[HarborEnv]) -> list[str]:
+    from harbor_trl.env import HarborEnv
+
+    own = {name for base in harness.__mro__[: harness.__mro__.index(HarborEnv)] for name in vars(base)}
+    internal = {name for name in vars(HarborEnv) if name.startswith("_") and not name.startswith("__")}
+    return [
+        f"`{name}` replaces a method of that name that HarborEnv needs itself: choose another name."
+        for name in sorted((own & internal) - {"_setup", "_exec", "_aexec"})
+    ]
 
 
 def _reset_signature(harness: type[HarborEnv]) -> list[str]:
@@ -181,7 +192,7 @@ def _reset_signature(harness: type[HarborEnv]) -> list[str]:
 
 
 def _schemas(harness: type[HarborEnv]) -> list[str]:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     findings = []
     for name, tool in tools_of(harness).items():

@@ -27,7 +27,8 @@ for d in /dev/shm /tmp /var/tmp "$HOME"; do d=$d/.harbor-trl-jupyter; [ -S "$d/s
 _NO_PYTHON = "no Python 3.8 or newer"
 _START = f"""\
 for p in python3 python ''; do
-  [ -n "$p" ] && command -v "$p" >/dev/null && "$p" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null && break
+  [ -n "$p" ] && command -v "$p" >/dev/null && "$p" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null &&
+    break
 done
 if [ -z "$p" ]; then echo '{_NO_PYTHON}'; else printf %s '@SOURCE@' | "$p" -c '
 import binascii, sys
@@ -42,15 +43,15 @@ print(space["install"](source))
 class JupyterEnv(HarborBashEnv):
     """`run_cell` in a Python kernel that keeps its state, `restart_kernel`, and `bash`.
 
-    The kernel is the sandbox's own Python (3.8 or newer; ipykernel where it is installed): nothing is downloaded. A task
-    whose image has no Python fails in `_setup`, so its rollouts are left out (reward None).
+    The kernel is the sandbox's own Python (3.8 or newer; ipykernel where it is installed): nothing is downloaded. A
+    task whose image has no Python fails in `_setup`, so its rollouts are left out (reward None).
     """
 
     PROMPT_SUFFIX = (
         "\n\nYou work in a Linux sandbox with a Jupyter-like Python kernel. The tool `run_cell` runs Python code in it "
         "and returns what the cell printed and the value of its last expression; variables and imports stay for the "
-        "next cell. The tool `bash` runs a shell command, and `restart_kernel` gives you a fresh kernel. Input files, if "
-        "any, are in /home/user/input. If the task asks for an answer and names no file for it, write the answer alone "
+        "next cell. The tool `bash` runs a shell command, and `restart_kernel` gives you a fresh kernel. Input files, "
+        "if any, are in /home/user/input. If the task asks for an answer and names no file for it, write the answer alone "
         "to /workdir/answer.txt. An answer in your message is not read. When you are done, stop calling tools."
     )
 
@@ -61,8 +62,9 @@ class JupyterEnv(HarborBashEnv):
         said = f"{started.stdout or ''}{started.stderr or ''}".strip()
         if _NO_PYTHON in said:
             raise UnsupportedTaskError(
-                "The jupyter harness needs Python 3.8 or newer in the task's image, as `python3` or `python` on PATH, and "
-                "this image has none: use agent='terminal' for this task, or leave it out (HarborSpec(indices=...))."
+                "The jupyter harness needs Python 3.8 or newer in the task's image, as `python3` or `python` on PATH, "
+                "and this image has none: use agent='terminal' for this task, or leave it out "
+                "(HarborSpec(indices=...))."
             )
         if not said.startswith("ready "):
             raise RuntimeError(f"The jupyter harness could not start its kernel in the sandbox: {said[-1000:]}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import binascii
+import contextlib
 import os
 import re
 import select
@@ -250,20 +251,16 @@ class Server:
         theirs.close()
 
     def signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.killpg(self.process.pid, number)  # type: ignore[union-attr]
-        except OSError:
-            pass
 
     def bury(self) -> str:
         """End the kernel and all of its group; returns how it ended."""
         assert self.process is not None
         code = self.process.poll()
         if code is None:  # it may be dying
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                pass
         self.signal(signal.SIGKILL)
         if code is None:
             code = self.process.wait()
@@ -317,10 +314,8 @@ class Server:
         cell.wrote = False
         self.busy, self.interrupts, self.limit = True, 0, cell.seconds
         self.deadline = time.monotonic() + cell.seconds
-        try:
+        with contextlib.suppress(OSError):  # it died; the loop sees that
             self.control.sendall(len(cell.code).to_bytes(8, "big") + cell.code)
-        except OSError:
-            pass  # it died; the loop sees that
 
     def finish(self) -> None:
         self.drain()
@@ -403,7 +398,7 @@ class Server:
                 self.deadline = time.monotonic()
 
     def step(self) -> None:
-        reads: list[object] = [self.listener, *(it.socket for it in self.clients)]
+        reads: list[socket.socket | int] = [self.listener, *(it.socket for it in self.clients)]
         if self.process is not None:
             reads.append(self.control)
             if self.running is None or len(self.running.pending) < _BUFFER_LIMIT:
@@ -459,7 +454,11 @@ class Server:
         self.launch()
         while not self.ready and self.process is not None:
             self.step()
-        text = f"ready {self.kind} {sys.version.split()[0]}" if self.ready else bytes(self.between).decode(errors="replace")
+        text = (
+            f"ready {self.kind} {sys.version.split()[0]}"
+            if self.ready
+            else bytes(self.between).decode(errors="replace")
+        )
         path = os.path.join(self.directory, "ready")
         with open(path + ".new", "w") as file:
             file.write(text)
@@ -555,7 +554,7 @@ class Interpreter:
         sys.modules["__main__"] = main
         import builtins
 
-        builtins.input = self.no_input  # type: ignore[assignment]
+        builtins.input = self.no_input
         if "MPLBACKEND" not in os.environ:
             os.environ["MPLBACKEND"] = f"module://{InlineBackend.NAME}"
             sys.meta_path.append(InlineBackend(self.show_figures))  # type: ignore[arg-type]

@@ -43,12 +43,14 @@ class TerminalNotesEnv(HarborEnv):
     """
 
     PROMPT_SUFFIX = (
-        "\n\nYou work in a Linux sandbox. `run_command` runs a shell command and returns what it printed. For what runs "
-        "long or needs input, use `start_process`, `read_output`, `send_input`, `stop_process` and `list_processes`. "
-        "Keep what you must not forget with `write_note`: notes stay when older messages are cut away. `search_notes` "
-        "lists them, `read_note` shows one, `delete_note` removes one. Input files, if any, are in /home/user/input. If "
-        "the task asks for an answer and names no file for it, write the answer alone to /workdir/answer.txt. An answer "
-        "in your message is not read. When you are done, stop calling tools."
+        "\n\nYou work in a Linux sandbox. `run_command` runs a shell command and returns what it printed. For what "
+        "runs long or needs input, use `start_process`, `read_output`, `send_input`, `stop_process` and "
+        "`list_processes`. "
+        "Keep what you must not forget with `write_note`: notes stay when older messages are cut away. "
+        "`search_notes` lists them, `read_note` shows one, `delete_note` removes one. "
+        "Input files, if any, are in /home/user/input. "
+        "If the task asks for an answer and names no file for it, write the answer alone to /workdir/answer.txt. An "
+        "answer in your message is not read. When you are done, stop calling tools."
     )
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -106,9 +108,11 @@ class TerminalNotesEnv(HarborEnv):
         if len(self._commands) >= MAX_PROCESSES:
             self._forget_ended()
         if len(self._commands) >= MAX_PROCESSES:
-            return f"[not started: {MAX_PROCESSES} processes run already, which is the most. Stop one with stop_process.]"
+            return (
+                f"[not started: {MAX_PROCESSES} processes run already, which is the most. Stop one with stop_process.]"
+            )
         number = self._last_id + 1
-        text, state = self._sandbox("start", number, command, MAX_PROCESS_OUTPUT_BYTES // 1024)
+        text, state = self._act("start", number, command, MAX_PROCESS_OUTPUT_BYTES // 1024)
         if state is None:
             return text
         self._last_id = number
@@ -152,7 +156,7 @@ class TerminalNotesEnv(HarborEnv):
             return number
         if not isinstance(text, str) or "\0" in text:
             return _wrong("text", "a text without NUL characters")
-        answer, state = self._sandbox("send", number, text + ("\n" if press_enter else ""), int(end_of_input))
+        answer, state = self._act("send", number, text + ("\n" if press_enter else ""), int(end_of_input))
         if state is None:
             return answer
         if state != "running":
@@ -172,7 +176,7 @@ class TerminalNotesEnv(HarborEnv):
         number = self._known(process_id)
         if isinstance(number, str):
             return number
-        text, state = self._sandbox("stop", number, self._read.get(number, 0))
+        text, state = self._act("stop", number, self._read.get(number, 0))
         if state is None:
             return text
         self._forget(number)
@@ -215,8 +219,8 @@ class TerminalNotesEnv(HarborEnv):
             return _wrong("text", "a text")
         if len(text) > MAX_NOTE_CHARS:
             return (
-                f"[not kept: the text has {len(text)} characters, a note at most {MAX_NOTE_CHARS}. Shorten it, split it "
-                "over several notes, or write it to a file.]"
+                f"[not kept: the text has {len(text)} characters, a note at most {MAX_NOTE_CHARS}. Shorten it, split "
+                "it over several notes, or write it to a file.]"
             )
         title = title.strip()
         if title not in self._notes and len(self._notes) >= MAX_NOTES:
@@ -301,15 +305,15 @@ class TerminalNotesEnv(HarborEnv):
             return self._exec("echo '[there are no background processes: start_process starts one]'")
         return f"[there is no process {process_id!r}. The processes are: {', '.join(map(str, self._commands))}]"
 
-    def _shell(self, *arguments: object, timeout: float = _SHELL_TIMEOUT_SEC) -> str:
+    def _run_script(self, *arguments: object, timeout: float = _SHELL_TIMEOUT_SEC) -> str:
         """Run processes.sh."""
         words = " ".join(shlex.quote(str(it)) for it in arguments)
         return self._exec(_RUN.format(token=self._token, script=_script(), words=words), timeout=timeout)
 
-    def _sandbox(self, action: str, number: int, *arguments: object) -> tuple[str, str | None]:
+    def _act(self, action: str, number: int, *arguments: object) -> tuple[str, str | None]:
         """Run an action on one process. Returns text, and the process's state; None if the sandbox gave none."""
         timeout = _SHELL_TIMEOUT_SEC + (float(str(arguments[1])) if action == "read" else 0)
-        text = self._shell(action, number, *arguments, timeout=timeout)
+        text = self._run_script(action, number, *arguments, timeout=timeout)
         reports = list(_REPORT.finditer(text))
         if not reports:
             return text, None
@@ -319,7 +323,7 @@ class TerminalNotesEnv(HarborEnv):
         return (text[: last.start()] + text[last.end() :]).rstrip("\n"), last[2]
 
     def _new_output(self, number: int, wait: int) -> str:
-        text, state = self._sandbox("read", number, self._read.get(number, 0), wait)
+        text, state = self._act("read", number, self._read.get(number, 0), wait)
         if state is None:
             return text
         if self._read[number] >= MAX_PROCESS_OUTPUT_BYTES:
@@ -334,7 +338,7 @@ class TerminalNotesEnv(HarborEnv):
         return "gone: its files in the sandbox were removed" if state == "gone" else "ended"
 
     def _states(self) -> tuple[str, dict[int, str] | None]:
-        text = self._shell("list", *self._commands)
+        text = self._run_script("list", *self._commands)
         states = {int(found[1]): found[2] for found in _REPORT.finditer(text)}
         return text, states or None
 
@@ -342,7 +346,7 @@ class TerminalNotesEnv(HarborEnv):
         _, states = self._states()
         ended = [number for number, state in (states or {}).items() if state != "running"]
         if ended:
-            self._shell("drop", *ended)
+            self._run_script("drop", *ended)
         for number in ended:
             self._forget(number)
 
