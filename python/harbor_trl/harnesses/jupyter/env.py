@@ -51,8 +51,8 @@ class JupyterEnv(HarborBashEnv):
         "\n\nYou work in a Linux sandbox with a Jupyter-like Python kernel. The tool `run_cell` runs Python code in it "
         "and returns what the cell printed and the value of its last expression; variables and imports stay for the "
         "next cell. The tool `bash` runs a shell command, and `restart_kernel` gives you a fresh kernel. Input files, "
-        "if any, are in /home/user/input. If the task asks for an answer and names no file for it, write the answer alone "
-        "to /workdir/answer.txt. An answer in your message is not read. When you are done, stop calling tools."
+        "if any, are in /home/user/input. If the task asks for an answer and names no file for it, write the answer "
+        "alone to /workdir/answer.txt. An answer in your message is not read. When you are done, stop calling tools."
     )
 
     async def _setup(self) -> None:

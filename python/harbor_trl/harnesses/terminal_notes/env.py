@@ -30,6 +30,8 @@ d=$d/.harbor-trl-{token}
 {script}
 END-OF-SCRIPT
 }} || echo "[the sandbox cannot make files in $d]"
+# The mark by which a call's own processes are found, to be killed at its deadline: these outlive their call.
+unset HARBOR_TRL_EXEC
 exec sh "$d/processes.sh" {words}
 """
 _REPORT = re.compile(r"@@process (\d+) state=(\S*) size=(\d+)@@\n?")
