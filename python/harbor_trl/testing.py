@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbor_trl.engine import engine
 from harbor_trl.options import RolloutOptions
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ def _stopped(env: HarborEnv, calls: Mapping[str, dict[str, Any]], task: str) -> 
         assert sandbox is not None
     except Exception as error:
         return [f"`_setup` failed in a sandbox of {task}: {error}. A task that has what the harness needs: `task_dir`."]
-    env._run(sandbox.stop(delete=False))
+    engine().run(sandbox.stop(delete=False))
     return [*_call_all(env, calls, when), *_reward(env, when)]
 
 
