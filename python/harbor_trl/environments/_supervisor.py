@@ -240,7 +240,7 @@ def run_command(request: "dict[str, Any]", output: int) -> "NoReturn":
         if uid or boot["many_users"]:
             os.setresuid(uid, uid, uid)
         os.chdir(request["cwd"])
-        for number in (_signal.SIGPIPE, _signal.SIGINT, _signal.SIGXFSZ):
+        for number in (_signal.SIGPIPE, _signal.SIGINT, _signal.SIGXFSZ, _signal.SIGHUP, _signal.SIGTERM):
             _signal.signal(number, _signal.SIG_DFL)
         os.umask(0o022)
         os.execve("/bin/bash", arguments, environment)

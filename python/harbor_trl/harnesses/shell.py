@@ -1,8 +1,10 @@
-"""The built-in harnesses: which tools the policy gets, and what it is told about them."""
+"""Harnesses with one stateless shell tool."""
 
 from __future__ import annotations
 
 from harbor_trl.env import HarborEnv
+
+_NO_COMMAND = "[nothing was run: `command` must be a text with a shell command in it, for example `ls -l`]"
 
 
 class HarborBashEnv(HarborEnv):
@@ -22,7 +24,8 @@ class HarborBashEnv(HarborEnv):
     def bash(self, command: str) -> str:
         """
         Run a shell command in the sandbox and return what it printed (standard output and error). Each call is a new
-        shell: variables and the working directory do not carry over, files do.
+        shell: variables and the working directory do not carry over, files and processes in the background do. Nobody
+        can type into the command, and it is stopped after 180 seconds.
 
         Args:
             command: The shell command, for example `ls -l /home/user/input`.
@@ -30,7 +33,7 @@ class HarborBashEnv(HarborEnv):
         Returns:
             What the command printed.
         """
-        return self._exec(command)
+        return run_shell(self, command)
 
 
 class HarborTerminalEnv(HarborEnv):
@@ -44,7 +47,8 @@ class HarborTerminalEnv(HarborEnv):
     def bash(self, command: str) -> str:
         """
         Run a shell command in the sandbox, in the task's working directory, and return what it printed (standard output
-        and error). Each call is a new shell: variables and `cd` do not carry over, files do.
+        and error). Each call is a new shell: variables and `cd` do not carry over, files and processes in the
+        background do. Nobody can type into the command, and it is stopped after 180 seconds.
 
         Args:
             command: The shell command, for example `ls -la`.
@@ -52,8 +56,17 @@ class HarborTerminalEnv(HarborEnv):
         Returns:
             What the command printed.
         """
-        return self._exec(command)
+        return run_shell(self, command)
 
 
-#: The built-in harnesses by name, for `HarborSpec(agent=...)`. Add your own to it under a name of your choice.
-AGENTS: dict[str, type[HarborEnv]] = {"bash": HarborBashEnv, "terminal": HarborTerminalEnv}
+def run_shell(env: HarborEnv, command: object, timeout: float = 180) -> str:
+    """Run a command that a model wrote, which may be of any type: a text that it can act on comes back.
+
+    Args:
+        env: The harness.
+        command: What the model wrote.
+        timeout: Seconds after which it is killed.
+    """
+    if not isinstance(command, str) or not command.strip():
+        return _NO_COMMAND
+    return env._exec(command, timeout)

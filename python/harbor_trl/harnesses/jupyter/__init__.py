@@ -1,0 +1,1 @@
+"""The jupyter harness: see README.md."""

@@ -1,0 +1,1 @@
+"""The terminal_notes harness: see README.md."""

@@ -1,0 +1,85 @@
+"""Each harness in a real `GRPOTrainer.train()` run on real sandboxes, with a scripted policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_model
+from harbor_trl import HarborSpec
+from tasks import make_task
+from tiny_model import ScriptedTrainer, config, policy, step_logs
+
+BACKENDS = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
+
+#: By harness: calls that are right, calls that are wrong, and what the right ones show on the way.
+SCRIPTS: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]] = {
+    "jupyter": (
+        [
+            ("run_cell", {"code": "x = 40\nx + 1"}),
+            ("bash", {"command": "mkdir -p /workdir; ls -d /workdir"}),
+            ("run_cell", {"code": "open('/workdir/answer.txt', 'w').write(str(x + 2))"}),
+        ],
+        [("run_cell", {"code": "1 / 0"}), ("restart_kernel", {})],
+        ["41", "/workdir", "2"],
+    ),
+    "terminal_notes": (
+        [
+            ("start_process", {"command": "read -r n; echo -n $n > /workdir/answer.txt; echo wrote $n; read -r m"}),
+            ("write_note", {"title": "process", "text": "1 waits for the answer"}),
+            ("send_input", {"process_id": 1, "text": "42"}),
+            ("search_notes", {}),
+        ],
+        [("run_command", {"command": "echo 41 > /workdir/answer.txt"}), ("no_such_tool", {})],
+        ["process 1 started", "note 'process' kept", "wrote 42", "process: 1 waits"],
+    ),
+    "bash": (
+        [("bash", {"command": "echo -n 42 > /workdir/answer.txt; cat /workdir/answer.txt"})],
+        [("bash", {"command": "echo nothing"})],
+        ["42"],
+    ),
+    "terminal": (
+        [("bash", {"command": "mkdir -p /workdir; echo -n 42 > /workdir/answer.txt; pwd"})],
+        [("bash", {"command": "false"})],
+        ["/app"],
+    ),
+}
+
+
+def call(step: tuple[str, dict[str, Any]]) -> str:
+    name, arguments = step
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("harness", SCRIPTS)
+def test_a_policy_is_trained_with_the_harness(harness, backend, tmp_path: Path, monkeypatch):
+    right, wrong, shown = SCRIPTS[harness]
+    monkeypatch.setattr(tiny_model, "tool_call", call)
+    make_task(tmp_path / "suite" / "task")
+    spec = HarborSpec(tmp_path / "suite", agent=harness, environment_type=backend, trials_dir=tmp_path / "trials")
+    tiny = policy()
+    # Ten tools, spelt in bytes, are a long prompt.
+    tiny["model"].config.max_position_embeddings = 32_768
+    trainer = ScriptedTrainer(
+        **tiny,
+        script=lambda prompt, generation: right if generation % 2 == 0 else wrong,
+        args=config(
+            tmp_path / "run", num_generations=2, per_device_train_batch_size=2, max_steps=2, max_completion_length=2000
+        ),
+        train_dataset=spec.train_dataset,
+        environment_factory=spec.environment_factory,
+        reward_funcs=spec.reward_funcs,
+    )
+    trainer.train()
+    assert [entry["reward"] for entry in step_logs(trainer)] == [0.5, 0.5]
+    assert all(entry["harbor/failed"] == 0 for entry in step_logs(trainer))
+    logs = trainer._logs
+    assert list(logs["rewards"]["outcome_reward"]) == [1.0, 0.0]
+    texts = [message["content"] for message in logs["completion"][0] if message["role"] == "tool"]
+    assert len(texts) == len(shown)
+    for text, wanted in zip(texts, shown, strict=True):
+        assert wanted in text
