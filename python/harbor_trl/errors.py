@@ -40,3 +40,17 @@ class SandboxLostError(HarborTrlError, RuntimeError):
 
 class UnsupportedTaskError(HarborTrlError, ValueError):
     """A task needs something that the chosen sandbox backend cannot honour."""
+
+
+class DockerfileError(HarborTrlError, ValueError):
+    """A Dockerfile that no build accepts.
+
+    `code` is short and stable, `line` the first line of the instruction (0: the file as a whole), `column` where on
+    that line, if it could be found.
+    """
+
+    def __init__(self, message: str, *, code: str, line: int, column: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.line = line
+        self.column = column

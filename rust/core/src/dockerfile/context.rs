@@ -1,0 +1,143 @@
+//! The build context, read lazily: names, modes and link targets, through the `.dockerignore`.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::ignore::{IgnorePatterns, Matches};
+use super::paths;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink(String),
+    /// Device, pipe or socket.
+    Special,
+}
+
+#[derive(Debug, Clone)]
+pub struct Info {
+    pub kind: FileKind,
+    pub mode: u32,
+}
+
+/// What lies under one directory, sorted by name.
+pub type Listing = Rc<Vec<(String, Info)>>;
+
+/// How deep to look for something re-included; each level costs stack.
+const MAX_IGNORED_DEPTH: usize = 128;
+
+/// Never follows a link of the host: every path is walked component by component from the root, and only
+/// directories are entered.
+pub struct Context {
+    root: PathBuf,
+    ignore: IgnorePatterns,
+    listings: HashMap<String, Listing>,
+    matches: HashMap<String, Option<Rc<Matches>>>,
+    /// Names that are not UTF-8, by directory.
+    pub unreadable: Vec<String>,
+    /// Directory entries read so far.
+    pub read: usize,
+}
+
+impl Context {
+    pub fn new(root: &Path, ignore: IgnorePatterns) -> Self {
+        Self {
+            root: root.to_owned(),
+            ignore,
+            listings: HashMap::new(),
+            matches: HashMap::new(),
+            unreadable: Vec::new(),
+            read: 0,
+        }
+    }
+
+    /// Metadata of a cleaned absolute path, the context being `/`; parents that are links are not followed.
+    pub fn info(&mut self, path: &str) -> Option<Info> {
+        if path == "/" {
+            return Some(Info { kind: FileKind::Directory, mode: 0o755 });
+        }
+        let mut directory = "/".to_owned();
+        let mut parts = paths::components(path).peekable();
+        while let Some(part) = parts.next() {
+            let listing = self.list(&directory);
+            let at = listing.binary_search_by(|(name, _)| name.as_str().cmp(part)).ok()?;
+            let info = &listing[at].1;
+            if parts.peek().is_none() {
+                return Some(info.clone());
+            }
+            if info.kind != FileKind::Directory {
+                return None;
+            }
+            directory = paths::join(&directory, part);
+        }
+        None
+    }
+
+    /// Entries of a directory that [`Self::info`] has found.
+    pub fn list(&mut self, directory: &str) -> Listing {
+        if let Some(listing) = self.listings.get(directory) {
+            return Rc::clone(listing);
+        }
+        let mut found = Vec::new();
+        let host = self.root.join(directory.trim_start_matches('/'));
+        for entry in fs::read_dir(host).into_iter().flatten().flatten() {
+            self.read += 1;
+            let Ok(metadata) = entry.metadata() else { continue };
+            let Ok(name) = entry.file_name().into_string() else {
+                self.unreadable.push(directory.to_owned());
+                continue;
+            };
+            let kind = if metadata.is_dir() {
+                FileKind::Directory
+            } else if metadata.is_symlink() {
+                let target = fs::read_link(entry.path()).ok().and_then(|target| target.to_str().map(str::to_owned));
+                let Some(target) = target else {
+                    self.unreadable.push(directory.to_owned());
+                    continue;
+                };
+                FileKind::Symlink(target)
+            } else if metadata.is_file() {
+                FileKind::File
+            } else {
+                FileKind::Special
+            };
+            found.push((name, Info { kind, mode: metadata.permissions().mode() & 0o7777 }));
+        }
+        found.sort_by(|(left, _), (right, _)| left.cmp(right));
+        if !self.ignore.is_empty() {
+            let parent = self.matches.get(directory).cloned().flatten();
+            found.retain(|(name, info)| self.is_visible(directory, name, info, parent.as_deref()));
+        }
+        let listing = Rc::new(found);
+        self.listings.insert(directory.to_owned(), Rc::clone(&listing));
+        listing
+    }
+
+    fn is_visible(&mut self, directory: &str, name: &str, info: &Info, parent: Option<&Matches>) -> bool {
+        let path = paths::join(directory, name);
+        let (ignored, matches) = self.ignore.matches_below(path.trim_start_matches('/'), parent);
+        if info.kind == FileKind::Directory {
+            self.matches.insert(path.clone(), Some(Rc::new(matches)));
+        }
+        if !ignored {
+            return true;
+        }
+        // An ignored directory still comes along as the parent of something that is re-included.
+        info.kind == FileKind::Directory
+            && self.ignore.has_exceptions()
+            && (path.matches('/').count() > MAX_IGNORED_DEPTH || !self.list(&path).is_empty())
+    }
+
+    /// The first bytes of a file, for telling archives.
+    pub fn head(&self, path: &str) -> Option<Vec<u8>> {
+        let mut head = Vec::new();
+        let file = fs::File::open(self.root.join(path.trim_start_matches('/'))).ok()?;
+        file.take(512).read_to_end(&mut head).ok()?;
+        Some(head)
+    }
+}
