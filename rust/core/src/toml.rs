@@ -81,6 +81,8 @@ pub enum Value<'a> {
 pub struct Entry<'a> {
     pub key: Cow<'a, str>,
     pub value: Value<'a>,
+    /// Byte offset of the key, or of the header that opened it.
+    pub start: usize,
     /// Byte offset just behind the key's value or header.
     pub offset: usize,
     /// Opened by a header, or by a dotted key of an earlier section: no header may open it again, no dotted key extend it.
@@ -143,6 +145,7 @@ impl<'a> Document<'a> {
             text,
             bytes: text.as_bytes(),
             pos: 0,
+            start: 0,
             version,
             nesting: 0,
             tables: vec![Table::default()],
@@ -206,6 +209,8 @@ struct Parser<'a> {
     text: &'a str,
     bytes: &'a [u8],
     pos: usize,
+    /// Where the key or header began whose tables and values are being added.
+    start: usize,
     version: Version,
     nesting: usize,
     tables: Vec<Table<'a>>,
@@ -306,6 +311,7 @@ impl<'a> Parser<'a> {
         let entry = Entry {
             key,
             value,
+            start: self.start,
             offset: self.pos,
             explicit: false,
             frozen,
@@ -337,6 +343,7 @@ impl<'a> Parser<'a> {
         for (table, index) in std::mem::take(&mut self.opened) {
             self.tables[table.0].entries[index].explicit = true;
         }
+        self.start = self.pos;
         self.pos += 1;
         let is_array = self.eat(b'[');
         self.skip_blank();
@@ -385,7 +392,9 @@ impl<'a> Parser<'a> {
     }
 
     fn statement(&mut self, section: TableId) -> Parsed<()> {
+        let start = self.pos;
         let (mut key, value) = self.pair()?;
+        self.start = start;
         let Some(last) = key.pop() else {
             return self.fail("empty key");
         };
@@ -533,7 +542,9 @@ impl<'a> Parser<'a> {
             return Ok(Value::Table(root));
         }
         loop {
+            let start = self.pos;
             let (mut key, value) = self.pair()?;
+            self.start = start;
             let Some(last) = key.pop() else {
                 return self.fail("empty key");
             };
