@@ -311,7 +311,7 @@ def read_with_tomllib(file: Path, ours: Refusal) -> dict[str, Any] | Refusal:
         return Refusal(f"not UTF-8: byte {error.object[error.start]:#04x} ({error.reason})", line, column)
     except OSError as error:
         return Refusal(f"cannot be read: {error.strerror or error}", None, None)
-    if _tomllib_steps(text) > _TOMLLIB_STEPS:
+    if takes_minutes(text):
         return ours._replace(
             reason=f"{ours.reason}; Python's tomllib, which Harbor uses, would take minutes to read it"
         )
@@ -328,6 +328,11 @@ def read_with_tomllib(file: Path, ours: Refusal) -> dict[str, Any] | Refusal:
     except ValueError as error:
         # An integer of more digits than Python converts.
         return ours._replace(reason=str(error))
+
+
+def takes_minutes(text: str) -> bool:
+    """Whether `tomllib` would take minutes to read a document."""
+    return _tomllib_steps(text) > _TOMLLIB_STEPS
 
 
 def _tomllib_steps(text: str) -> int:

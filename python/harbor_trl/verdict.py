@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+from harbor_trl.suite import takes_minutes
+
 #: Directories that Harbor's walk may visit, links followed: a few links can make it visit 2**n.
 _MAX_VISITS = 100_000
 
@@ -30,9 +32,10 @@ def refusal(task_dir: Path) -> Verdict | None:
     """
     from pydantic import ValidationError
 
+    if takes_minutes((task_dir / "task.toml").read_text(encoding="utf-8")):
+        return Verdict("toml-unreadable", "task.toml", (), "Python's tomllib would take minutes to read it")
     if (visits := _visits(task_dir)) > _MAX_VISITS:
         return Verdict("path-forbidden", "", (), f"links to directories make Harbor visit {visits:,} of them")
-    # Both are refused with messages of their own when a suite is read.
     from harbor.models.task.task import Task
 
     with warnings.catch_warnings():

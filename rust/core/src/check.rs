@@ -10,6 +10,7 @@ use crate::suite::{Crew, Error, Watch, lock, open, threads};
 use crate::task;
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
@@ -156,6 +157,10 @@ fn check_task(directory: &Path, options: &Options) -> Report {
         report,
     };
     task.check(&document);
+    if task.report.ask {
+        let is_harbors = |code| ["missing-instruction", "missing-tests", "missing-environment"].contains(&code);
+        task.report.findings.retain(|finding| !is_harbors(finding.code));
+    }
     task.report
 }
 
@@ -187,6 +192,18 @@ fn read(file: &Path, limit: u64) -> io::Result<Content> {
     let mut bytes = Vec::with_capacity(size as usize + 1);
     opened.take(limit).read_to_end(&mut bytes)?;
     Ok(Content::Bytes(bytes))
+}
+
+/// What decides which files a build of `environment/Dockerfile` sees; `None` if that cannot be told.
+fn read_ignore_file(context: &Path) -> Option<Option<Vec<u8>>> {
+    for name in ["Dockerfile.dockerignore", ".dockerignore"] {
+        match read(&context.join(name), MAX_SEARCHED) {
+            Ok(Content::Bytes(content)) => return Some(Some(content)),
+            Err(error) if is_missing(&error) => {}
+            _ => return None,
+        }
+    }
+    Some(None)
 }
 
 fn is_missing(error: &io::Error) -> bool {
@@ -256,13 +273,6 @@ impl Task<'_> {
         });
     }
 
-    /// A finding that only counts if Harbor need not be asked, because it would say the same in its own words.
-    fn refused(&mut self, code: &'static str, file: impl Into<PathBuf>, message: impl Into<String>) {
-        if !self.report.ask {
-            self.report.add(code, file, message);
-        }
-    }
-
     fn inputs(&self, name: &str) -> Inputs {
         let mut inputs = Inputs { plain: true, ..Inputs::default() };
         let mut waiting = vec![(PathBuf::from(name), 0)];
@@ -320,11 +330,14 @@ impl Task<'_> {
         if found {
             return;
         }
+        // Of that name there may be something that is no file.
+        let is_there = |path: &Path| fs::symlink_metadata(self.directory.join(path)).is_ok();
+        self.report.ask |= is_there(&shared) || own.as_ref().is_some_and(|(path, _)| is_there(path));
         match own {
-            None => self.refused("missing-tests", &shared, "there is no such verifier script"),
+            None => self.report.add("missing-tests", &shared, "there is no such verifier script"),
             Some((path, _)) => {
                 let message = format!("there is neither this verifier script nor {}", shared.display());
-                self.refused("missing-tests", path, message);
+                self.report.add("missing-tests", path, message);
             }
         }
     }
@@ -356,7 +369,7 @@ impl Task<'_> {
                 self.report.add("instruction-unreadable", "instruction.md", "not a regular file");
             }
             Err(error) if is_missing(&error) => {
-                self.refused("missing-instruction", "instruction.md", "there is no such file");
+                self.report.add("missing-instruction", "instruction.md", "there is no such file");
             }
             Err(error) => {
                 self.report.add("instruction-unreadable", "instruction.md", error.to_string());
@@ -369,7 +382,8 @@ impl Task<'_> {
             let directory = Path::new("steps").join(&name);
             let instruction = directory.join("instruction.md");
             if !steps.files.contains(&instruction) {
-                self.refused("missing-instruction", instruction, "there is no such file");
+                self.report.ask |= fs::symlink_metadata(self.directory.join(&instruction)).is_ok();
+                self.report.add("missing-instruction", instruction, "there is no such file");
             }
             self.require_test(tests, Some((&name, steps)));
             self.facts.steps.push(name);
@@ -384,7 +398,7 @@ impl Task<'_> {
             return;
         }
         if !is_context {
-            self.refused("missing-environment", "environment", "there is no such directory, and no docker_image is set");
+            self.report.add("missing-environment", "environment", "there is no such directory, and no docker_image is set");
             return;
         }
         let has_compose = fs::metadata(context.join("docker-compose.yaml")).is_ok();
@@ -401,7 +415,11 @@ impl Task<'_> {
                 }
                 return;
             }
-            Ok(_) => return,
+            Ok(Content::TooLarge(_)) => return,
+            Ok(Content::NotAFile) => {
+                self.report.add("dockerfile-unreadable", "environment/Dockerfile", "not a regular file");
+                return;
+            }
             Err(error) => {
                 self.report.add("dockerfile-unreadable", "environment/Dockerfile", error.to_string());
                 return;
@@ -411,11 +429,11 @@ impl Task<'_> {
         if has_compose || self.facts.windows.is_some() {
             return;
         }
-        self.check_dockerfile(&file, &context, &source, solution, tests);
+        self.check_dockerfile(&context, &source, solution, tests);
     }
 
-    fn check_dockerfile(&mut self, file: &Path, context: &Path, source: &[u8], solution: &Inputs, tests: &Inputs) {
-        let Ok(ignore) = dockerfile::read_ignore_file(file, context) else {
+    fn check_dockerfile(&mut self, context: &Path, source: &[u8], solution: &Inputs, tests: &Inputs) {
+        let Some(ignore) = read_ignore_file(context) else {
             return;
         };
         let plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &PlanOptions::default());
@@ -436,7 +454,8 @@ impl Task<'_> {
         if self.options.only_errors {
             return;
         }
-        let mut reported = Vec::new();
+        // One finding for an instruction, however many files it copies.
+        let mut by_line: BTreeMap<usize, (String, usize)> = BTreeMap::new();
         for entry in plan.entries.iter().take(MAX_LOOKED_AT) {
             let (EntryKind::File, Some(path)) = (entry.kind, entry.source.as_deref()) else {
                 continue;
@@ -452,16 +471,19 @@ impl Task<'_> {
             } else {
                 continue;
             };
-            if !stays(entry, source) || reported.contains(&(entry.line, path)) {
-                continue;
+            if stays(entry, source) {
+                let message = || format!("{path} is copied to {} and stays there: {why}", entry.destination);
+                by_line.entry(entry.line).or_insert_with(|| (message(), 0)).1 += 1;
             }
-            reported.push((entry.line, path));
+        }
+        for (line, (message, files)) in by_line {
+            let more = if files > 1 { format!(" (and {} more)", files - 1) } else { String::new() };
             self.report.findings.push(Finding {
                 code: "answer-copied",
                 file: PathBuf::from("environment/Dockerfile"),
-                line: entry.line,
+                line,
                 column: 0,
-                message: format!("{path} is copied to {} and stays there: {why}", entry.destination),
+                message: message + &more,
             });
         }
     }
@@ -627,7 +649,9 @@ fn stays(entry: &dockerfile::Entry, source: &[u8]) -> bool {
     if !touched.reason.starts_with("it names") {
         return false;
     }
-    let later: Vec<&[u8]> = source.split(|&b| b == b'\n').skip(entry.line).collect();
+    let is_comment = |line: &&[u8]| line.trim_ascii_start().starts_with(b"#");
+    let later: Vec<&[u8]> =
+        source.split(|&b| b == b'\n').skip(entry.line).filter(|line| !is_comment(line)).collect();
     !later
         .join(&b' ')
         .split(|b| !b.is_ascii_alphanumeric())
