@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dockerfile_cases import Node
 
-ALL_FEATURES = frozenset({"chmod", "symbolic", "heredoc", "link", "exclude", "parents", "current"})
+ALL_FEATURES = frozenset({"chmod", "symbolic", "heredoc", "link", "exclude", "parents", "modes"})
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,12 @@ class Builder:
         return read_image(output), done.stderr
 
     def forget(self) -> None:
-        """Drops what the builder keeps between builds: it sometimes misses that a directory's mode has changed."""
-        subprocess.run([*self.command, "prune", "--all"], input="y\n", text=True, capture_output=True, timeout=120)
+        """Drops what BuildKit keeps between builds: it sometimes misses that a directory's mode has changed.
+
+        Never for a Docker engine: version 20.10 crashes if its cache is pruned while another build starts from an image.
+        """
+        if "modes" in self.features:
+            subprocess.run([*self.command, "prune", "--all"], capture_output=True, timeout=120)
 
 
 def read_image(archive: Path) -> dict[str, Node]:
@@ -79,8 +83,7 @@ def find_builder() -> Builder | None:
     if version.returncode:
         return None
     major = int(version.stdout.split(".")[0] or 0)
-    # An engine's built-in frontend has heredocs, --link and COPY --chmod as of 23; --exclude and --parents far later.
-    features = {"chmod"} if major >= 20 else set()
-    if major >= 23:
-        features |= {"heredoc", "link"}
+    # An engine's built-in frontend has heredocs, --link and today's --chmod (set-id bits, parents) as of 23; --exclude,
+    # --parents and symbolic modes came far later.
+    features = {"heredoc", "link", "chmod"} if major >= 23 else set()
     return Builder((buildx,), frozenset(features))

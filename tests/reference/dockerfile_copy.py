@@ -680,6 +680,8 @@ class Planner:
             self.copy_file(job, base_name(match), copy.copy(node), nodes, events)
 
     def glob(self, source: str, files: dict[str, Node], line: int) -> list[str]:
+        if match_path(source, "") is None:
+            raise Refused("source-pattern", line)
         parts = [part for part in source.split("/") if part]
         split = next(at for at, part in enumerate(parts) if has_wildcard(part))
         start = resolve(files, "/".join(parts[:split]))
@@ -806,7 +808,9 @@ class Planner:
             pivot, pattern = "/", source
         pattern, pivot = clean("/" + pattern), clean("/" + pivot)
         if not has_wildcard(pivot) and not has_wildcard(pattern):
-            if pattern == "/" or info(files, join(resolve(files, pivot), pattern)) is None:
+            full = join(resolve(files, pivot), pattern)
+            node = None if pattern == "/" else info(files, full)
+            if node is None or (node.kind == "symlink" and info(files, resolve(files, full)) is None):
                 raise Refused("source-missing", job.line)
             if job.excludes.matches(pattern[1:]):
                 if job.excludes.exceptions:

@@ -238,7 +238,8 @@ class Analysis:
         if not words:
             self.variables |= assigned
             return
-        if words[0].unknown:
+        directory, slash, _ = words[0].text.rpartition("/")
+        if words[0].unknown or (slash and directory.rstrip("/").rsplit("/", 1)[-1] not in ("bin", "sbin")):
             self.effects.everything = True
             return
         name, args = words[0].text.rstrip("/").rsplit("/", 1)[-1] or ("/" if words[0].text else ""), words[1:]

@@ -817,6 +817,10 @@ impl Planner<'_> {
 
     /// Paths that a wildcard matches, in walking order; a matched directory is not entered.
     fn glob(&mut self, source: &str, files: &mut Files, line: usize) -> Result<Vec<String>, Stop> {
+        // The copy itself would match nothing, but the builder's cache refuses the pattern before that.
+        if match_path(source, "").is_err() {
+            return refuse("source-pattern", line, format!("{source:?} is a malformed wildcard"));
+        }
         let parts: Vec<&str> = paths::components(source).collect();
         let split = parts.iter().position(|part| has_wildcard(part)).unwrap_or(parts.len());
         let start = files.resolve(&format!("/{}", parts[..split].join("/")))?;
@@ -1121,7 +1125,10 @@ impl Planner<'_> {
             }
             // What is looked for must be part of the result: links inside the pattern are not followed.
             let full = paths::join(&files.resolve(&pivot)?, &pattern);
-            if files.info(&full)?.is_none() {
+            let found = files.info(&full)?;
+            let leads_nowhere = matches!(&found, Some(Info { kind: FileKind::Symlink(_), .. }))
+                && files.info(&files.resolve(&full)?)?.is_none();
+            if found.is_none() || leads_nowhere {
                 return self.missing(job, source, files);
             }
             if job.excludes.matches(pattern.trim_start_matches('/')) {

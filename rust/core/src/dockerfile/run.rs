@@ -411,6 +411,12 @@ impl Analysis<'_> {
             return;
         }
         let name = paths::base(&first.text).to_owned();
+        if let Some((directory, _)) = first.text.rsplit_once('/')
+            && !matches!(paths::base(directory), "bin" | "sbin")
+        {
+            self.everything(&format!("it runs `{}`, which may be any script", first.text));
+            return;
+        }
         let args = &words[1..];
         let texts: Vec<&str> = args.iter().map(|word| word.text.as_str()).collect();
         let only_asks = !texts.is_empty()
