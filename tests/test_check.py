@@ -135,8 +135,8 @@ def link(name: str, target: str) -> Callable[[Path], object]:
             2,
             6,
         ),
-        (change("environment/Dockerfile", "FROM debian\nCOPPY a b\n"), "dockerfile-invalid", "environment/Dockerfile", 2, 1),
-        (change("environment/Dockerfile", "# nothing\n"), "dockerfile-invalid", "environment/Dockerfile", None, None),
+        (change("environment/Dockerfile", "FROM debian\nCOPPY a b\n"), "dockerfile-invalid", "environment/Dockerfile", 2, None),
+        (change("environment/Dockerfile", "# nothing\n"), "dockerfile-invalid", "environment/Dockerfile", 1, None),
         (change("instruction.md", "<!-- a canary -->\n\n \n"), "instruction-empty", "instruction.md", None, None),
         (change("task.toml", ""), "no-timeout", "task.toml", None, None),
         (change("tests/test.sh", "#!/bin/bash\npytest /tests/test_x.py\n"), "no-reward", "tests/test.sh", None, None),
@@ -585,8 +585,9 @@ def test_what_cannot_be_read_is_an_error_as_for_harbor(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents[:3]):
         directory.chmod(0o755)
     code = (
-        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "import os, harbor.models.task.task, harbor_trl.verdict\n"
         "from harbor_trl import check\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"print(sorted({{f.task_id for f in check({str(tmp_path)!r}) if f.severity == 'error'}}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

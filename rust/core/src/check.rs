@@ -12,7 +12,8 @@ use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fs::{self, File};
+use std::ffi::OsString;
+use std::fs::{self, File, FileType};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -153,6 +154,8 @@ fn check_task(directory: &Path, options: &Options) -> Report {
         directory,
         text: &text,
         facts: fields::facts(&document),
+        top: listing(directory),
+        context: Vec::new(),
         options,
         report,
     };
@@ -189,8 +192,22 @@ fn read(file: &Path, limit: u64) -> io::Result<Content> {
     if size > limit {
         return Ok(Content::TooLarge(size));
     }
-    let mut bytes = Vec::with_capacity(size as usize + 1);
-    opened.take(limit).read_to_end(&mut bytes)?;
+    let mut opened = opened;
+    // A byte more than the size, so that one read says both all and no more.
+    let mut bytes = vec![0; size as usize + 1];
+    let mut length = 0;
+    while length < bytes.len() {
+        match opened.read(&mut bytes[length..]) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        if length as u64 == size {
+            break;
+        }
+    }
+    bytes.truncate(length);
     Ok(Content::Bytes(bytes))
 }
 
@@ -210,6 +227,16 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
+/// What a directory holds, by name; empty if it cannot be listed.
+fn listing(directory: &Path) -> Vec<(OsString, Option<FileType>)> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| (entry.file_name(), entry.file_type().ok())).collect()
+}
+
+fn has(listing: &[(OsString, Option<FileType>)], name: &str) -> bool {
+    listing.iter().any(|(found, _)| found == name)
+}
+
 /// A tree of Harbor's inputs: nothing but plain files and directories, or not for us to judge.
 #[derive(Default)]
 struct Inputs {
@@ -222,6 +249,9 @@ struct Task<'a> {
     directory: &'a Path,
     text: &'a str,
     facts: Facts,
+    /// What the task's directory and its `environment` hold.
+    top: Vec<(OsString, Option<FileType>)>,
+    context: Vec<(OsString, Option<FileType>)>,
     options: &'a Options,
     report: Report,
 }
@@ -232,7 +262,8 @@ impl Task<'_> {
         let solution = self.inputs("solution");
         let has_steps = !self.facts.steps.is_empty();
         let steps = if has_steps { self.inputs("steps") } else { Inputs { plain: true, ..Inputs::default() } };
-        self.report.ask = !(self.facts.sure && tests.plain && solution.plain && steps.plain)
+        let is_listed = has(&self.top, "task.toml");
+        self.report.ask = !(self.facts.sure && is_listed && tests.plain && solution.plain && steps.plain)
             || self.facts.separate_verifier;
 
         let mut key = DefaultHasher::new();
@@ -275,23 +306,21 @@ impl Task<'_> {
 
     fn inputs(&self, name: &str) -> Inputs {
         let mut inputs = Inputs { plain: true, ..Inputs::default() };
+        match self.top.iter().find(|(found, _)| found == name) {
+            Some((_, Some(kind))) if kind.is_dir() => {}
+            // A link, a file, or something of an unknown kind.
+            Some(_) => inputs.plain = false,
+            None => {}
+        }
+        if !inputs.plain || !has(&self.top, name) {
+            return inputs;
+        }
         let mut waiting = vec![(PathBuf::from(name), 0)];
         while let Some((path, depth)) = waiting.pop() {
-            let directory = self.directory.join(&path);
-            let entries = match fs::read_dir(&directory) {
-                Ok(entries) => entries,
-                Err(error) => {
-                    // No such directory is plain; a link, a file, or one that cannot be listed is not.
-                    inputs.plain &= depth == 0
-                        && is_missing(&error)
-                        && fs::symlink_metadata(&directory).is_err_and(|error| is_missing(&error));
-                    continue;
-                }
-            };
-            if depth == 0 && fs::symlink_metadata(&directory).is_ok_and(|found| found.is_symlink()) {
+            let Ok(entries) = fs::read_dir(self.directory.join(&path)) else {
                 inputs.plain = false;
                 continue;
-            }
+            };
             for entry in entries {
                 let Ok(entry) = entry else {
                     inputs.plain = false;
@@ -392,7 +421,12 @@ impl Task<'_> {
 
     fn check_environment(&mut self, solution: &Inputs, tests: &Inputs) {
         let context = self.directory.join("environment");
-        let is_context = fs::metadata(&context).is_ok_and(|found| found.is_dir());
+        self.context = listing(&context);
+        let is_context = match self.top.iter().find(|(name, _)| name == "environment") {
+            None => false,
+            Some((_, Some(kind))) if kind.is_dir() => true,
+            Some(_) => fs::metadata(&context).is_ok_and(|found| found.is_dir()),
+        };
         if self.facts.docker_image.is_some() {
             // The Dockerfile of such a task is not built.
             return;
@@ -401,7 +435,7 @@ impl Task<'_> {
             self.report.add("missing-environment", "environment", "there is no such directory, and no docker_image is set");
             return;
         }
-        let has_compose = fs::metadata(context.join("docker-compose.yaml")).is_ok();
+        let has_compose = has(&self.context, "docker-compose.yaml");
         let file = context.join("Dockerfile");
         let source = match read(&file, MAX_SEARCHED * 16) {
             Ok(Content::Bytes(source)) => source,
@@ -433,11 +467,18 @@ impl Task<'_> {
     }
 
     fn check_dockerfile(&mut self, context: &Path, source: &[u8], solution: &Inputs, tests: &Inputs) {
-        let Some(ignore) = read_ignore_file(context) else {
-            return;
+        let ignores = ["Dockerfile.dockerignore", ".dockerignore"];
+        let ignore = if ignores.iter().any(|name| has(&self.context, name)) {
+            let Some(ignore) = read_ignore_file(context) else {
+                return;
+            };
+            ignore
+        } else {
+            None
         };
-        let plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &PlanOptions::default());
-        for error in plan.errors {
+        let quick = PlanOptions { skip_runs: true, ..PlanOptions::default() };
+        let mut plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &quick);
+        for error in std::mem::take(&mut plan.errors) {
             let is_ignore = error.code.starts_with("ignore-");
             let (code, message) = match error.code {
                 "source-missing" => ("copy-missing", error.message),
@@ -454,24 +495,21 @@ impl Task<'_> {
         if self.options.only_errors {
             return;
         }
+        let wanted = |entry: &dockerfile::Entry| match (entry.kind, entry.source.as_deref()) {
+            (EntryKind::File, Some(path)) if !is_removed(entry, path, source) => {
+                self.why_answer(context, path, solution, tests)
+            }
+            _ => None,
+        };
+        if !plan.entries.iter().take(MAX_LOOKED_AT).any(|entry| wanted(entry).is_some()) {
+            return;
+        }
+        plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &PlanOptions::default());
         // One finding for an instruction, however many files it copies.
         let mut by_line: BTreeMap<usize, (String, usize)> = BTreeMap::new();
         for entry in plan.entries.iter().take(MAX_LOOKED_AT) {
-            let (EntryKind::File, Some(path)) = (entry.kind, entry.source.as_deref()) else {
-                continue;
-            };
-            let why = if let Some(same) = self.same_as(context, path, solution) {
-                format!("it holds the same as {}", same.display())
-            } else if path.starts_with("tests/")
-                && let Some(same) = self.same_as(context, path, tests)
-            {
-                format!("it holds the same as {}, which the verifier runs", same.display())
-            } else if path.matches('/').count() < 2 && says_answer(path) {
-                "its name says that it holds a patch or an answer".to_owned()
-            } else {
-                continue;
-            };
-            if stays(entry, source) {
+            if let Some(why) = wanted(entry).filter(|_| stays(entry, source)) {
+                let path = entry.source.as_deref().unwrap_or_default();
                 let message = || format!("{path} is copied to {} and stays there: {why}", entry.destination);
                 by_line.entry(entry.line).or_insert_with(|| (message(), 0)).1 += 1;
             }
@@ -486,6 +524,20 @@ impl Task<'_> {
                 message: message + &more,
             });
         }
+    }
+
+    /// Why a file of the build context gives the answer away.
+    fn why_answer(&self, context: &Path, path: &str, solution: &Inputs, tests: &Inputs) -> Option<String> {
+        if let Some(same) = self.same_as(context, path, solution) {
+            return Some(format!("it holds the same as {}", same.display()));
+        }
+        if path.starts_with("tests/")
+            && let Some(same) = self.same_as(context, path, tests)
+        {
+            return Some(format!("it holds the same as {}, which the verifier runs", same.display()));
+        }
+        (path.matches('/').count() < 2 && says_answer(path))
+            .then(|| "its name says that it holds a patch or an answer".to_owned())
     }
 
     /// The file of `inputs` with the name and the content of a file in the build context.
@@ -568,7 +620,7 @@ impl Task<'_> {
                 return;
             }
         }
-        if fs::metadata(self.directory.join("environment/docker-compose.yaml")).is_ok() {
+        if has(&self.context, "docker-compose.yaml") {
             return;
         }
         self.report.add(
@@ -592,26 +644,30 @@ impl Task<'_> {
     }
 
     fn check_nested(&mut self) {
+        let is_dir = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_dir());
+        let is_file = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_file());
         let mut waiting = vec![PathBuf::new()];
         let mut seen = 0;
         while let Some(path) = waiting.pop() {
-            let Ok(entries) = fs::read_dir(self.directory.join(&path)) else {
-                continue;
+            let found;
+            let entries = if path.as_os_str().is_empty() {
+                &self.top
+            } else if path == Path::new("environment") && !self.context.is_empty() {
+                &self.context
+            } else {
+                found = listing(&self.directory.join(&path));
+                &found
             };
             let (mut has_toml, mut has_more) = (false, false);
-            for entry in entries.flatten() {
+            for (name, kind) in entries {
                 seen += 1;
-                let name = entry.file_name();
-                let Ok(kind) = entry.file_type() else {
-                    continue;
-                };
                 let is_hidden = name.as_bytes().first() == Some(&b'.');
-                let is_own = path.as_os_str().is_empty() && (name == *"tests" || name == *"solution");
-                if kind.is_dir() && !is_hidden && !is_own {
-                    waiting.push(path.join(&name));
+                let is_own = path.as_os_str().is_empty() && (name == "tests" || name == "solution");
+                if is_dir(kind) && !is_hidden && !is_own {
+                    waiting.push(path.join(name));
                 }
-                has_toml |= name == *"task.toml" && kind.is_file();
-                has_more |= (name == *"instruction.md" && kind.is_file()) || (name == *"environment" && kind.is_dir());
+                has_toml |= name == "task.toml" && is_file(kind);
+                has_more |= (name == "instruction.md" && is_file(kind)) || (name == "environment" && is_dir(kind));
             }
             if has_toml && has_more && !path.as_os_str().is_empty() {
                 self.report.add(
@@ -636,26 +692,37 @@ fn is_empty_instruction(text: &str) -> bool {
     text.lines().skip_while(|line| is_canary(line)).all(|line| line.trim().is_empty())
 }
 
+/// The lines behind the one with this number, counted from 1, without comments.
+fn later_lines(source: &[u8], line: usize) -> impl Iterator<Item = &[u8]> {
+    source.split(|&b| b == b'\n').skip(line).filter(|line| !line.trim_ascii_start().starts_with(b"#"))
+}
+
+fn words_of_line(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    line.split(|b| !b.is_ascii_alphanumeric())
+}
+
+/// Whether a later line plainly removes a COPY'd file; that it does not is no proof of the contrary.
+fn is_removed(entry: &dockerfile::Entry, path: &str, source: &[u8]) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).as_bytes();
+    later_lines(source, entry.line).any(|line| {
+        line.windows(name.len()).any(|window| window == name) && words_of_line(line).any(|word| word == b"rm")
+    })
+}
+
 /// Whether a COPY'd file is surely still there at the end.
 fn stays(entry: &dockerfile::Entry, source: &[u8]) -> bool {
-    /// In the lines after the COPY any of these may have removed or emptied a file that they name.
-    const REMOVERS: &[&str] = &[
-        "rm", "mv", "unlink", "shred", "delete", "truncate", "remove", "rmtree", "clean", "sh", "py", "python", "python3",
-        "perl", "node", "ruby", "make", "bash", "source", "find", "xargs", "eval", "rsync", "sed", "install", "tar",
+    /// Any of these may remove or empty a file without its name being seen.
+    const REMOVERS: &[&[u8]] = &[
+        b"rm", b"mv", b"unlink", b"shred", b"delete", b"truncate", b"remove", b"rmtree", b"clean", b"sh", b"py", b"python",
+        b"python3", b"perl", b"node", b"ruby", b"make", b"bash", b"source", b"find", b"xargs", b"eval", b"rsync", b"sed",
+        b"install", b"tar",
     ];
-    let Some(touched) = &entry.touched else {
-        return true;
-    };
-    if !touched.reason.starts_with("it names") {
-        return false;
-    }
-    let is_comment = |line: &&[u8]| line.trim_ascii_start().starts_with(b"#");
-    let later: Vec<&[u8]> =
-        source.split(|&b| b == b'\n').skip(entry.line).filter(|line| !is_comment(line)).collect();
-    !later
-        .join(&b' ')
-        .split(|b| !b.is_ascii_alphanumeric())
-        .any(|word| REMOVERS.iter().any(|remover| remover.as_bytes() == word))
+    /// What a RUN that only applies a patch is said to do.
+    const APPLIED: &[&str] = &["it names", "it runs `patch` in a directory that isn't known"];
+    entry.touched.as_ref().is_none_or(|touched| {
+        APPLIED.iter().any(|reason| touched.reason.starts_with(reason))
+            && !later_lines(source, entry.line).flat_map(words_of_line).any(|word| REMOVERS.contains(&word))
+    })
 }
 
 fn says_answer(path: &str) -> bool {
