@@ -133,7 +133,10 @@ def main() -> None:
         def is_valid() -> None:
             assert all(Task.is_valid_dir(task) for task in sample)
 
-        rows = [(name, *(share * spent for spent in measure(work))) for name, work in (("Task()", load), ("Task.is_valid_dir()", is_valid))]
+        rows = [
+            (name, *(share * spent for spent in measure(work)))
+            for name, work in (("Task()", load), ("Task.is_valid_dir()", is_valid))
+        ]
         ours: list[tuple[str, Callable[[], object]]] = [
             ("harbor_trl.check", lambda: harbor_trl.check(root)),
             ("errors only (HarborSpec)", lambda: errors_of(open_suite(root), range(count))),

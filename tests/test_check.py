@@ -98,10 +98,28 @@ def link(name: str, target: str) -> Callable[[Path], object]:
         (change("task.toml", TOML.replace("cpus = 1", 'cpus = "many"')), "config-value", "task.toml", 13, 1),
         (change("task.toml", TOML + "\n[task]\nname = 'no-slash'\n"), "config-value", "task.toml", 17, 1),
         (change("task.toml", TOML + "network_mode = 'no'\n"), "config-value", "task.toml", 15, 1),
-        (change("task.toml", TOML + "[[steps]]\nname = 'a'\n[[steps]]\nname = '..'\n"), "config-value", "task.toml", 18, 1),
+        (
+            change("task.toml", TOML + "[[steps]]\nname = 'a'\n[[steps]]\nname = '..'\n"),
+            "config-value",
+            "task.toml",
+            18,
+            1,
+        ),
         (remove("instruction.md"), "missing-instruction", "instruction.md", None, None),
-        (both(remove("instruction.md"), link("instruction.md", "gone")), "missing-instruction", "instruction.md", None, None),
-        (lambda task: (task / "instruction.md").write_bytes(b"ok\n\xff"), "instruction-unreadable", "instruction.md", 2, 1),
+        (
+            both(remove("instruction.md"), link("instruction.md", "gone")),
+            "missing-instruction",
+            "instruction.md",
+            None,
+            None,
+        ),
+        (
+            lambda task: (task / "instruction.md").write_bytes(b"ok\n\xff"),
+            "instruction-unreadable",
+            "instruction.md",
+            2,
+            1,
+        ),
         (
             both(remove("instruction.md"), lambda task: os.mkfifo(task / "instruction.md")),
             "instruction-unreadable",
@@ -135,7 +153,13 @@ def link(name: str, target: str) -> Callable[[Path], object]:
             2,
             6,
         ),
-        (change("environment/Dockerfile", "FROM debian\nCOPPY a b\n"), "dockerfile-invalid", "environment/Dockerfile", 2, None),
+        (
+            change("environment/Dockerfile", "FROM debian\nCOPPY a b\n"),
+            "dockerfile-invalid",
+            "environment/Dockerfile",
+            2,
+            None,
+        ),
         (change("environment/Dockerfile", "# nothing\n"), "dockerfile-invalid", "environment/Dockerfile", 1, None),
         (change("instruction.md", "<!-- a canary -->\n\n \n"), "instruction-empty", "instruction.md", None, None),
         (change("task.toml", ""), "no-timeout", "task.toml", None, None),
@@ -223,9 +247,13 @@ def test_each_kind_of_damage_is_found_where_it_is(
         change("tests/test.sh", "/opt/grade.sh\n"),
         change("tests/test.sh", "python -m grader\n"),
         change("tests/test.sh", "cd /app && make grade\n"),
-        both(change("tests/test.sh", "python /tests/t.py\n"), change("tests/t.py", "open('/logs/verifier/reward.json')")),
+        both(
+            change("tests/test.sh", "python /tests/t.py\n"), change("tests/t.py", "open('/logs/verifier/reward.json')")
+        ),
         # Files that tests need.
-        both(change("environment/x/task.toml", ""), change("tests/t/task.toml", ""), change("tests/t/instruction.md", "")),
+        both(
+            change("environment/x/task.toml", ""), change("tests/t/task.toml", ""), change("tests/t/instruction.md", "")
+        ),
         change("tests/.harborignore", "*.log\n"),
         link("tests/again", "test.sh"),
         both(
@@ -248,7 +276,10 @@ def test_what_only_looks_wrong_is_no_finding(tmp_path: Path, change_it: Callable
 
 def test_a_source_that_lies_in_the_tasks_root_is_named_as_such(tmp_path: Path) -> None:
     write(tmp_path, dockerfile="FROM x\nCOPY data/a.csv /a.csv\n", files={"data/a.csv": "1"})
-    assert the_only(check(tmp_path)).message == '"data/a.csv" is in the task\'s root, but the build context is environment/'
+    assert (
+        the_only(check(tmp_path)).message
+        == '"data/a.csv" is in the task\'s root, but the build context is environment/'
+    )
 
 
 def test_the_same_content_twice_is_found_whatever_the_tasks_are_called(tmp_path: Path) -> None:
@@ -325,7 +356,10 @@ HOSTS: list[Any] = [
     ["example.com"], ["*.example.com"], ["*.1.2.3.4"], ["1.2.3.4"], ["1.2.3.4/8"], ["10.0.0.0/8"], ["*"], ["a b"], [""],
     ["Example.COM."], ["http://x"], ["::1"], ["-a"], ["a_b"], ["x" * 64], ["*.com", "a"],
 ]  # fmt: skip
-NETWORK: dict[str, list[Any]] = {"network_mode": ["public", "no-network", "allowlist", "Public", "none"], "allowed_hosts": HOSTS}
+NETWORK: dict[str, list[Any]] = {
+    "network_mode": ["public", "no-network", "allowlist", "Public", "none"],
+    "allowed_hosts": HOSTS,
+}
 ENVIRONMENT: dict[str, list[Any]] = {
     **NETWORK,
     "build_timeout_sec": [600], "docker_image": ["ubuntu:24.04"], "os": ["linux", "Windows", "LINUX", "mac"],
@@ -370,7 +404,24 @@ STEP: dict[str, list[Any]] = {
     "agent": [{"timeout_sec": 1}, {"timeout_sec": "x"}],
     "verifier": [{"environment_mode": "separate"}, {"timeout_sec": 1}],
 }
-STEP_NAMES = ["a", "b", "A", "é", "e\u0301", "con", "Con.txt", "a.", ".a", "..", "a/b", "", " ", "lpt1", "x" * 256, "com10"]
+STEP_NAMES = [
+    "a",
+    "b",
+    "A",
+    "é",
+    "e\u0301",
+    "con",
+    "Con.txt",
+    "a.",
+    ".a",
+    "..",
+    "a/b",
+    "",
+    " ",
+    "lpt1",
+    "x" * 256,
+    "com10",
+]
 
 
 def toml(value: Any) -> str:
@@ -427,7 +478,9 @@ def documents(draw: st.DrawFn) -> str:
 
 def in_temporary_task(run: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        task = write(Path(directory) / "task", files={"tests/data/x": "1", "solution/solve.sh": "true", "tests/test.bat": ""})
+        task = write(
+            Path(directory) / "task", files={"tests/data/x": "1", "solution/solve.sh": "true", "tests/test.bat": ""}
+        )
         for name in ("a", "b"):
             for file in (f"steps/{name}/instruction.md", f"steps/{name}/tests/test.sh"):
                 change(file, "x")(task)
@@ -506,6 +559,7 @@ CONFIGS = [
     ),
 )
 @example(config=TOML, changes=[("tests/test.sh", "directory", "")])
+@example(config=TOML, changes=[("tests/.harborignore", "directory", "")])
 @example(config=STEPS, changes=[("steps/a/instruction.md", "directory", "")])
 @example(config=STEPS, changes=[("steps/b", "link", "a")])
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -578,7 +632,13 @@ def test_a_huge_task_toml_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_what_cannot_be_read_is_an_error_as_for_harbor(tmp_path: Path) -> None:
-    for name, locked in {"a": "tests", "b": "tests/data", "c": "solution", "d": "instruction.md", "e": "task.toml"}.items():
+    for name, locked in {
+        "a": "tests",
+        "b": "tests/data",
+        "c": "solution",
+        "d": "instruction.md",
+        "e": "task.toml",
+    }.items():
         task = write(tmp_path / name, files={"tests/data/x": "", "solution/solve.sh": ""})
         (task / locked).chmod(0)
     # pytest's own directories are closed to others.
@@ -594,7 +654,12 @@ def test_what_cannot_be_read_is_an_error_as_for_harbor(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['a', 'b', 'c', 'd', 'e']", done.stderr
 
 
-@given(dockerfile=st.binary(max_size=200), ignore=st.binary(max_size=50), instruction=st.binary(max_size=30), test=st.binary(max_size=60))
+@given(
+    dockerfile=st.binary(max_size=200),
+    ignore=st.binary(max_size=50),
+    instruction=st.binary(max_size=30),
+    test=st.binary(max_size=60),
+)
 def test_no_bytes_make_the_check_fail(dockerfile: bytes, ignore: bytes, instruction: bytes, test: bytes) -> None:
     def run(task: Path) -> None:
         (task / "environment" / "Dockerfile").write_bytes(b"FROM x\n" + dockerfile)

@@ -57,13 +57,20 @@ def test_check_writes_one_json_object_a_finding(tmp_path: Path, capsys: pytest.C
     assert main(["check", "--json", str(suite(tmp_path))]) == 1
     found = objects(capsys.readouterr().out)
     assert [list(one) for one in found] == [KEYS, KEYS]
-    assert [(one["task_id"], one["severity"], one["line"]) for one in found] == [("late", "warning", None), ("wrong", "error", 13)]
+    assert [(one["task_id"], one["severity"], one["line"]) for one in found] == [
+        ("late", "warning", None),
+        ("wrong", "error", 13),
+    ]
 
 
 def test_what_cannot_be_checked_is_exit_2_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    for arguments in (["check", str(tmp_path / "gone")], ["index", str(tmp_path / "empty")], ["check", str(tmp_path), "--backend", "x"]):
+    for arguments in (
+        ["check", str(tmp_path / "gone")],
+        ["index", str(tmp_path / "empty")],
+        ["check", str(tmp_path), "--backend", "x"],
+    ):
         assert main(arguments) == 2
         err = capsys.readouterr().err
         assert err.startswith("harbor-trl: ") and err.count("\n") == 1
@@ -78,7 +85,9 @@ def test_colours_are_for_terminals_and_NO_COLOR_is_heeded(tmp_path: Path) -> Non
 
     def on_a_terminal(**env: str) -> bytes:
         leader, follower = pty.openpty()
-        with subprocess.Popen([*CLI, "check", str(tmp_path)], stdout=follower, env={**os.environ, "TERM": "xterm", **env}):
+        with subprocess.Popen(
+            [*CLI, "check", str(tmp_path)], stdout=follower, env={**os.environ, "TERM": "xterm", **env}
+        ):
             os.close(follower)
             shown = b""
             while True:
@@ -131,7 +140,9 @@ def many(root: Path, count: int) -> Path:
 
 def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     many(tmp_path, 1500)
-    with subprocess.Popen([*CLI, "check", "--json", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+    with subprocess.Popen(
+        [*CLI, "check", "--json", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as done:
         assert done.stdout is not None and done.stderr is not None
         assert json.loads(done.stdout.readline())["code"] == "no-timeout"
         done.stdout.close()
@@ -141,7 +152,9 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_quietly(tmp_path: Path) -> None:
     many(tmp_path, 1500)
-    with subprocess.Popen([*CLI, "check", "--json", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+    with subprocess.Popen(
+        [*CLI, "check", "--json", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as done:
         assert done.stdout is not None and done.stderr is not None
         # It waits for its reader now.
         done.stdout.read(1)
@@ -169,14 +182,13 @@ def test_a_run_is_alive_while_its_process_is(tmp_path: Path) -> None:
     from harbor_trl.runs import is_alive, run_directory
 
     code = (
-        "from harbor_trl.engine import engine\n"
-        "import sys, time\n"
-        "print(engine().run_id, flush=True)\n"
-        "sys.stdin.read()\n"
+        "from harbor_trl.engine import engine\nimport sys, time\nprint(engine().run_id, flush=True)\nsys.stdin.read()\n"
     )
 
     def start() -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         return process, process.stdout.readline().strip()
 

@@ -203,9 +203,7 @@ def _checked(
                 progress(done)
 
 
-def _explained(
-    root: Path, path: str, found: Iterable[tuple[str, str, int, int, str]], ask: bool
-) -> Iterator[Finding]:
+def _explained(root: Path, path: str, found: Iterable[tuple[str, str, int, int, str]], ask: bool) -> Iterator[Finding]:
     """The findings of one task, with Harbor's own verdict where only Harbor knows."""
     task_dir = root / path
     task_id = printable(path) or "."

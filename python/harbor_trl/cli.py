@@ -96,7 +96,7 @@ def _check(options: argparse.Namespace) -> int:
         if counts:
             print()
         for (severity, code), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
-            print(f"{count:7,}  {paint(f"{severity:7}", severity)}  {code}")
+            print(f"{count:7,}  {paint(f'{severity:7}', severity)}  {code}")
         fine = len(suite) - len(tasks - {None})
         print(f"{_number(len(suite), 'task')}: {fine:,} without a finding, {len(errors):,} with errors")
     return FINDINGS if counts else FINE

@@ -64,7 +64,9 @@ def remove(*, images: bool = False) -> Iterator[Leftover]:
         if alive or (alive is None and not run.is_quiet()):
             continue
         for container in run.containers:
-            yield _removed("container", run_id, container["Name"].lstrip("/"), "rm", "--force", "--volumes", container["Id"])
+            yield _removed(
+                "container", run_id, container["Name"].lstrip("/"), "rm", "--force", "--volumes", container["Id"]
+            )
         for network in run.networks:
             yield _removed("network", run_id, network["Name"], "network", "rm", network["Id"])
         for image in run.images:

@@ -114,7 +114,8 @@ fn check_task(directory: &Path, options: &Options) -> Report {
     let bytes = match read(&directory.join("task.toml"), MAX_TOML) {
         Ok(Content::Bytes(bytes)) => bytes,
         Ok(Content::TooLarge(size)) => {
-            let message = format!("{size} bytes, more than the {MAX_TOML} that are read of a task.toml");
+            let message =
+                format!("{size} bytes, more than the {MAX_TOML} that are read of a task.toml");
             report.add("toml-unreadable", "task.toml", message);
             return report;
         }
@@ -161,8 +162,17 @@ fn check_task(directory: &Path, options: &Options) -> Report {
     };
     task.check(&document);
     if task.report.ask {
-        let is_harbors = |code| ["missing-instruction", "missing-tests", "missing-environment"].contains(&code);
-        task.report.findings.retain(|finding| !is_harbors(finding.code));
+        let is_harbors = |code| {
+            [
+                "missing-instruction",
+                "missing-tests",
+                "missing-environment",
+            ]
+            .contains(&code)
+        };
+        task.report
+            .findings
+            .retain(|finding| !is_harbors(finding.code));
     }
     task.report
 }
@@ -224,13 +234,18 @@ fn read_ignore_file(context: &Path) -> Option<Option<Vec<u8>>> {
 }
 
 fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 /// What a directory holds, by name; empty if it cannot be listed.
 fn listing(directory: &Path) -> Vec<(OsString, Option<FileType>)> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.map(|entry| (entry.file_name(), entry.file_type().ok())).collect()
+    entries
+        .map(|entry| (entry.file_name(), entry.file_type().ok()))
+        .collect()
 }
 
 fn has(listing: &[(OsString, Option<FileType>)], name: &str) -> bool {
@@ -261,10 +276,18 @@ impl Task<'_> {
         let tests = self.inputs("tests");
         let solution = self.inputs("solution");
         let has_steps = !self.facts.steps.is_empty();
-        let steps = if has_steps { self.inputs("steps") } else { Inputs { plain: true, ..Inputs::default() } };
+        let steps = if has_steps {
+            self.inputs("steps")
+        } else {
+            Inputs {
+                plain: true,
+                ..Inputs::default()
+            }
+        };
         let is_listed = has(&self.top, "task.toml");
-        self.report.ask = !(self.facts.sure && is_listed && tests.plain && solution.plain && steps.plain)
-            || self.facts.separate_verifier;
+        self.report.ask =
+            !(self.facts.sure && is_listed && tests.plain && solution.plain && steps.plain)
+                || self.facts.separate_verifier;
 
         let mut key = DefaultHasher::new();
         if has_steps {
@@ -305,7 +328,10 @@ impl Task<'_> {
     }
 
     fn inputs(&self, name: &str) -> Inputs {
-        let mut inputs = Inputs { plain: true, ..Inputs::default() };
+        let mut inputs = Inputs {
+            plain: true,
+            ..Inputs::default()
+        };
         match self.top.iter().find(|(found, _)| found == name) {
             Some((_, Some(kind))) if kind.is_dir() => {}
             // A link, a file, or something of an unknown kind.
@@ -328,6 +354,7 @@ impl Task<'_> {
                 };
                 let name = entry.file_name();
                 match entry.file_type() {
+                    _ if name == *".harborignore" => inputs.plain = false,
                     Ok(kind) if kind.is_dir() => {
                         if depth == MAX_DEPTH {
                             inputs.plain = false;
@@ -335,7 +362,7 @@ impl Task<'_> {
                             waiting.push((path.join(name), depth + 1));
                         }
                     }
-                    Ok(kind) if !kind.is_symlink() && name != *".harborignore" => {
+                    Ok(kind) if !kind.is_symlink() => {
                         inputs.files.push(path.join(name));
                     }
                     _ => inputs.plain = false,
@@ -346,26 +373,44 @@ impl Task<'_> {
     }
 
     fn script(&self) -> &'static str {
-        if self.facts.windows.is_some() { "test.bat" } else { "test.sh" }
+        if self.facts.windows.is_some() {
+            "test.bat"
+        } else {
+            "test.sh"
+        }
     }
 
     fn require_test(&mut self, tests: &Inputs, step: Option<(&str, &Inputs)>) {
         let shared = Path::new("tests").join(self.script());
         let own = step.map(|(name, inputs)| {
-            (Path::new("steps").join(name).join("tests").join(self.script()), inputs)
+            (
+                Path::new("steps")
+                    .join(name)
+                    .join("tests")
+                    .join(self.script()),
+                inputs,
+            )
         });
         let found = tests.files.contains(&shared)
-            || own.as_ref().is_some_and(|(path, inputs)| inputs.files.contains(path));
+            || own
+                .as_ref()
+                .is_some_and(|(path, inputs)| inputs.files.contains(path));
         if found {
             return;
         }
         // Of that name there may be something that is no file.
         let is_there = |path: &Path| fs::symlink_metadata(self.directory.join(path)).is_ok();
-        self.report.ask |= is_there(&shared) || own.as_ref().is_some_and(|(path, _)| is_there(path));
+        self.report.ask |=
+            is_there(&shared) || own.as_ref().is_some_and(|(path, _)| is_there(path));
         match own {
-            None => self.report.add("missing-tests", &shared, "there is no such verifier script"),
+            None => self
+                .report
+                .add("missing-tests", &shared, "there is no such verifier script"),
             Some((path, _)) => {
-                let message = format!("there is neither this verifier script nor {}", shared.display());
+                let message = format!(
+                    "there is neither this verifier script nor {}",
+                    shared.display()
+                );
                 self.report.add("missing-tests", path, message);
             }
         }
@@ -377,11 +422,16 @@ impl Task<'_> {
                 Ok(text) => {
                     bytes.hash(key);
                     if is_empty_instruction(text) {
-                        self.report.add("instruction-empty", "instruction.md", "the instruction is empty");
+                        self.report.add(
+                            "instruction-empty",
+                            "instruction.md",
+                            "the instruction is empty",
+                        );
                     }
                 }
                 Err(error) => {
-                    let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
+                    let valid =
+                        std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
                     let (line, column) = toml::position(valid, valid.len());
                     self.report.findings.push(Finding {
                         code: "instruction-unreadable",
@@ -395,13 +445,25 @@ impl Task<'_> {
             Ok(Content::TooLarge(_)) => {}
             // Harbor would wait for ever for what a pipe has to say.
             Ok(Content::NotAFile) => {
-                self.report.add("instruction-unreadable", "instruction.md", "not a regular file");
+                self.report.add(
+                    "instruction-unreadable",
+                    "instruction.md",
+                    "not a regular file",
+                );
             }
             Err(error) if is_missing(&error) => {
-                self.report.add("missing-instruction", "instruction.md", "there is no such file");
+                self.report.add(
+                    "missing-instruction",
+                    "instruction.md",
+                    "there is no such file",
+                );
             }
             Err(error) => {
-                self.report.add("instruction-unreadable", "instruction.md", error.to_string());
+                self.report.add(
+                    "instruction-unreadable",
+                    "instruction.md",
+                    error.to_string(),
+                );
             }
         }
     }
@@ -412,7 +474,8 @@ impl Task<'_> {
             let instruction = directory.join("instruction.md");
             if !steps.files.contains(&instruction) {
                 self.report.ask |= fs::symlink_metadata(self.directory.join(&instruction)).is_ok();
-                self.report.add("missing-instruction", instruction, "there is no such file");
+                self.report
+                    .add("missing-instruction", instruction, "there is no such file");
             }
             self.require_test(tests, Some((&name, steps)));
             self.facts.steps.push(name);
@@ -432,7 +495,11 @@ impl Task<'_> {
             return;
         }
         if !is_context {
-            self.report.add("missing-environment", "environment", "there is no such directory, and no docker_image is set");
+            self.report.add(
+                "missing-environment",
+                "environment",
+                "there is no such directory, and no docker_image is set",
+            );
             return;
         }
         let has_compose = has(&self.context, "docker-compose.yaml");
@@ -451,11 +518,19 @@ impl Task<'_> {
             }
             Ok(Content::TooLarge(_)) => return,
             Ok(Content::NotAFile) => {
-                self.report.add("dockerfile-unreadable", "environment/Dockerfile", "not a regular file");
+                self.report.add(
+                    "dockerfile-unreadable",
+                    "environment/Dockerfile",
+                    "not a regular file",
+                );
                 return;
             }
             Err(error) => {
-                self.report.add("dockerfile-unreadable", "environment/Dockerfile", error.to_string());
+                self.report.add(
+                    "dockerfile-unreadable",
+                    "environment/Dockerfile",
+                    error.to_string(),
+                );
                 return;
             }
         };
@@ -466,7 +541,13 @@ impl Task<'_> {
         self.check_dockerfile(&context, &source, solution, tests);
     }
 
-    fn check_dockerfile(&mut self, context: &Path, source: &[u8], solution: &Inputs, tests: &Inputs) {
+    fn check_dockerfile(
+        &mut self,
+        context: &Path,
+        source: &[u8],
+        solution: &Inputs,
+        tests: &Inputs,
+    ) {
         let ignores = ["Dockerfile.dockerignore", ".dockerignore"];
         let ignore = if ignores.iter().any(|name| has(&self.context, name)) {
             let Some(ignore) = read_ignore_file(context) else {
@@ -476,7 +557,10 @@ impl Task<'_> {
         } else {
             None
         };
-        let quick = PlanOptions { skip_runs: true, ..PlanOptions::default() };
+        let quick = PlanOptions {
+            skip_runs: true,
+            ..PlanOptions::default()
+        };
         let mut plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &quick);
         for error in std::mem::take(&mut plan.errors) {
             let is_ignore = error.code.starts_with("ignore-");
@@ -486,7 +570,11 @@ impl Task<'_> {
             };
             self.report.findings.push(Finding {
                 code,
-                file: PathBuf::from(if is_ignore { "environment/.dockerignore" } else { "environment/Dockerfile" }),
+                file: PathBuf::from(if is_ignore {
+                    "environment/.dockerignore"
+                } else {
+                    "environment/Dockerfile"
+                }),
                 line: error.line,
                 column: error.column.unwrap_or(0),
                 message,
@@ -501,7 +589,12 @@ impl Task<'_> {
             }
             _ => None,
         };
-        if !plan.entries.iter().take(MAX_LOOKED_AT).any(|entry| wanted(entry).is_some()) {
+        if !plan
+            .entries
+            .iter()
+            .take(MAX_LOOKED_AT)
+            .any(|entry| wanted(entry).is_some())
+        {
             return;
         }
         plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &PlanOptions::default());
@@ -510,12 +603,24 @@ impl Task<'_> {
         for entry in plan.entries.iter().take(MAX_LOOKED_AT) {
             if let Some(why) = wanted(entry).filter(|_| stays(entry, source)) {
                 let path = entry.source.as_deref().unwrap_or_default();
-                let message = || format!("{path} is copied to {} and stays there: {why}", entry.destination);
-                by_line.entry(entry.line).or_insert_with(|| (message(), 0)).1 += 1;
+                let message = || {
+                    format!(
+                        "{path} is copied to {} and stays there: {why}",
+                        entry.destination
+                    )
+                };
+                by_line
+                    .entry(entry.line)
+                    .or_insert_with(|| (message(), 0))
+                    .1 += 1;
             }
         }
         for (line, (message, files)) in by_line {
-            let more = if files > 1 { format!(" (and {} more)", files - 1) } else { String::new() };
+            let more = if files > 1 {
+                format!(" (and {} more)", files - 1)
+            } else {
+                String::new()
+            };
             self.report.findings.push(Finding {
                 code: "answer-copied",
                 file: PathBuf::from("environment/Dockerfile"),
@@ -527,14 +632,23 @@ impl Task<'_> {
     }
 
     /// Why a file of the build context gives the answer away.
-    fn why_answer(&self, context: &Path, path: &str, solution: &Inputs, tests: &Inputs) -> Option<String> {
+    fn why_answer(
+        &self,
+        context: &Path,
+        path: &str,
+        solution: &Inputs,
+        tests: &Inputs,
+    ) -> Option<String> {
         if let Some(same) = self.same_as(context, path, solution) {
             return Some(format!("it holds the same as {}", same.display()));
         }
         if path.starts_with("tests/")
             && let Some(same) = self.same_as(context, path, tests)
         {
-            return Some(format!("it holds the same as {}, which the verifier runs", same.display()));
+            return Some(format!(
+                "it holds the same as {}, which the verifier runs",
+                same.display()
+            ));
         }
         (path.matches('/').count() < 2 && says_answer(path))
             .then(|| "its name says that it holds a patch or an answer".to_owned())
@@ -543,7 +657,11 @@ impl Task<'_> {
     /// The file of `inputs` with the name and the content of a file in the build context.
     fn same_as(&self, context: &Path, path: &str, inputs: &Inputs) -> Option<PathBuf> {
         let name = Path::new(path).file_name()?;
-        let mut alike = inputs.files.iter().filter(|file| file.file_name() == Some(name)).peekable();
+        let mut alike = inputs
+            .files
+            .iter()
+            .filter(|file| file.file_name() == Some(name))
+            .peekable();
         alike.peek()?;
         let Ok(Content::Bytes(content)) = read(&context.join(path), MAX_SEARCHED) else {
             return None;
@@ -562,12 +680,42 @@ impl Task<'_> {
         let lacks = self.options.lacks;
         let facts = &self.facts;
         let wants = [
-            (lacks.gpus, facts.gpus, "needs-gpu", "the task asks for GPUs"),
-            (lacks.tpus, facts.tpu, "needs-tpu", "the task asks for a TPU"),
-            (lacks.windows, facts.windows, "needs-windows", "the task runs on Windows"),
-            (lacks.images, facts.docker_image, "needs-image", "the task runs an image that is built already"),
-            (lacks.no_network, facts.no_network, "needs-network-policy", "a phase of the task has no network"),
-            (lacks.allowlist, facts.allowlist, "needs-network-policy", "a phase of the task may reach listed hosts only"),
+            (
+                lacks.gpus,
+                facts.gpus,
+                "needs-gpu",
+                "the task asks for GPUs",
+            ),
+            (
+                lacks.tpus,
+                facts.tpu,
+                "needs-tpu",
+                "the task asks for a TPU",
+            ),
+            (
+                lacks.windows,
+                facts.windows,
+                "needs-windows",
+                "the task runs on Windows",
+            ),
+            (
+                lacks.images,
+                facts.docker_image,
+                "needs-image",
+                "the task runs an image that is built already",
+            ),
+            (
+                lacks.no_network,
+                facts.no_network,
+                "needs-network-policy",
+                "a phase of the task has no network",
+            ),
+            (
+                lacks.allowlist,
+                facts.allowlist,
+                "needs-network-policy",
+                "a phase of the task may reach listed hosts only",
+            ),
             (
                 lacks.changing_network,
                 facts.changing_network,
@@ -588,7 +736,8 @@ impl Task<'_> {
         if lacks.compose {
             let file = "environment/docker-compose.yaml";
             if fs::metadata(self.directory.join(file)).is_ok() {
-                self.report.add("needs-compose", file, "the task has compose services");
+                self.report
+                    .add("needs-compose", file, "the task has compose services");
             }
         }
     }
@@ -598,8 +747,16 @@ impl Task<'_> {
     fn check_reward(&mut self, tests: &Inputs, steps: &Inputs) {
         let mut scripts = Vec::new();
         let mut others = Vec::new();
-        let in_tests = |file: &&PathBuf| file.components().nth(2).is_some_and(|part| part.as_os_str() == "tests");
-        for file in tests.files.iter().chain(steps.files.iter().filter(in_tests)) {
+        let in_tests = |file: &&PathBuf| {
+            file.components()
+                .nth(2)
+                .is_some_and(|part| part.as_os_str() == "tests")
+        };
+        for file in tests
+            .files
+            .iter()
+            .chain(steps.files.iter().filter(in_tests))
+        {
             if file.file_name().is_some_and(|name| name == "test.sh") {
                 scripts.push(file);
             } else {
@@ -667,7 +824,8 @@ impl Task<'_> {
                     waiting.push(path.join(name));
                 }
                 has_toml |= name == "task.toml" && is_file(kind);
-                has_more |= (name == "instruction.md" && is_file(kind)) || (name == "environment" && is_dir(kind));
+                has_more |= (name == "instruction.md" && is_file(kind))
+                    || (name == "environment" && is_dir(kind));
             }
             if has_toml && has_more && !path.as_os_str().is_empty() {
                 self.report.add(
@@ -687,14 +845,20 @@ impl Task<'_> {
 fn is_empty_instruction(text: &str) -> bool {
     let is_canary = |line: &str| {
         let line = line.trim().to_ascii_lowercase();
-        line.contains("canary") && ((line.starts_with("<!--") && line.ends_with("-->")) || line.starts_with('#'))
+        line.contains("canary")
+            && ((line.starts_with("<!--") && line.ends_with("-->")) || line.starts_with('#'))
     };
-    text.lines().skip_while(|line| is_canary(line)).all(|line| line.trim().is_empty())
+    text.lines()
+        .skip_while(|line| is_canary(line))
+        .all(|line| line.trim().is_empty())
 }
 
 /// The lines behind the one with this number, counted from 1, without comments.
 fn later_lines(source: &[u8], line: usize) -> impl Iterator<Item = &[u8]> {
-    source.split(|&b| b == b'\n').skip(line).filter(|line| !line.trim_ascii_start().starts_with(b"#"))
+    source
+        .split(|&b| b == b'\n')
+        .skip(line)
+        .filter(|line| !line.trim_ascii_start().starts_with(b"#"))
 }
 
 fn words_of_line(line: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -705,7 +869,8 @@ fn words_of_line(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn is_removed(entry: &dockerfile::Entry, path: &str, source: &[u8]) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).as_bytes();
     later_lines(source, entry.line).any(|line| {
-        line.windows(name.len()).any(|window| window == name) && words_of_line(line).any(|word| word == b"rm")
+        line.windows(name.len()).any(|window| window == name)
+            && words_of_line(line).any(|word| word == b"rm")
     })
 }
 
@@ -713,23 +878,53 @@ fn is_removed(entry: &dockerfile::Entry, path: &str, source: &[u8]) -> bool {
 fn stays(entry: &dockerfile::Entry, source: &[u8]) -> bool {
     /// Any of these may remove or empty a file without its name being seen.
     const REMOVERS: &[&[u8]] = &[
-        b"rm", b"mv", b"unlink", b"shred", b"delete", b"truncate", b"remove", b"rmtree", b"clean", b"sh", b"py", b"python",
-        b"python3", b"perl", b"node", b"ruby", b"make", b"bash", b"source", b"find", b"xargs", b"eval", b"rsync", b"sed",
-        b"install", b"tar",
+        b"rm",
+        b"mv",
+        b"unlink",
+        b"shred",
+        b"delete",
+        b"truncate",
+        b"remove",
+        b"rmtree",
+        b"clean",
+        b"sh",
+        b"py",
+        b"python",
+        b"python3",
+        b"perl",
+        b"node",
+        b"ruby",
+        b"make",
+        b"bash",
+        b"source",
+        b"find",
+        b"xargs",
+        b"eval",
+        b"rsync",
+        b"sed",
+        b"install",
+        b"tar",
     ];
     /// What a RUN that only applies a patch is said to do.
-    const APPLIED: &[&str] = &["it names", "it runs `patch` in a directory that isn't known"];
+    const APPLIED: &[&str] = &[
+        "it names",
+        "it runs `patch` in a directory that isn't known",
+    ];
     entry.touched.as_ref().is_none_or(|touched| {
-        APPLIED.iter().any(|reason| touched.reason.starts_with(reason))
-            && !later_lines(source, entry.line).flat_map(words_of_line).any(|word| REMOVERS.contains(&word))
+        APPLIED
+            .iter()
+            .any(|reason| touched.reason.starts_with(reason))
+            && !later_lines(source, entry.line)
+                .flat_map(words_of_line)
+                .any(|word| REMOVERS.contains(&word))
     })
 }
 
 fn says_answer(path: &str) -> bool {
     const WORDS: &[&str] = &["answer", "answers", "solution", "solutions"];
     const HARMLESS: &[&str] = &[
-        "template", "example", "examples", "sample", "schema", "format", "stub", "skeleton", "empty", "test", "tests",
-        "bug", "break", "inject", "readme",
+        "template", "example", "examples", "sample", "schema", "format", "stub", "skeleton",
+        "empty", "test", "tests", "bug", "break", "inject", "readme",
     ];
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     let (stem, extension) = name.rsplit_once('.').unwrap_or((&name, ""));
@@ -744,21 +939,36 @@ fn says_answer(path: &str) -> bool {
 /// Whether a shell script runs something that is neither a well-known tool nor a file of the tests.
 fn calls_unseen(script: &str) -> bool {
     const KNOWN: &[&str] = &[
-        "[", "[[", "apk", "apt", "apt-get", "awk", "break", "cargo", "cat", "cd", "chmod", "continue", "cp", "curl", "date",
-        "diff", "do", "done", "echo", "elif", "else", "esac", "exit", "export", "false", "fi", "find", "for", "function", "git",
-        "go", "grep", "head", "if", "ls", "mkdir", "mv", "pip", "pip3", "popd", "printf", "pushd", "pwd", "pytest", "read",
-        "return", "rm", "sed", "set", "shift", "sleep", "sort", "tail", "tar", "test", "then", "touch", "tr", "true",
-        "unset", "uv", "uvx", "wait", "wc", "wget", "while", "{", "}", "(", ")", "!", "python", "python3", "bash", "sh",
+        "[", "[[", "apk", "apt", "apt-get", "awk", "break", "cargo", "cat", "cd", "chmod",
+        "continue", "cp", "curl", "date", "diff", "do", "done", "echo", "elif", "else", "esac",
+        "exit", "export", "false", "fi", "find", "for", "function", "git", "go", "grep", "head",
+        "if", "ls", "mkdir", "mv", "pip", "pip3", "popd", "printf", "pushd", "pwd", "pytest",
+        "read", "return", "rm", "sed", "set", "shift", "sleep", "sort", "tail", "tar", "test",
+        "then", "touch", "tr", "true", "unset", "uv", "uvx", "wait", "wc", "wget", "while", "{",
+        "}", "(", ")", "!", "python", "python3", "bash", "sh",
     ];
-    const PLACES: &[&str] = &["/tests", "/tmp", "/dev/", "/bin/", "/usr/bin/", "/usr/local/bin/"];
-    for line in script.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+    const PLACES: &[&str] = &[
+        "/tests",
+        "/tmp",
+        "/dev/",
+        "/bin/",
+        "/usr/bin/",
+        "/usr/local/bin/",
+    ];
+    for line in script
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with('#'))
+    {
         let mut is_command = true;
         for word in line.split_whitespace() {
             let bare = word.trim_matches(|c| "\"'`;()&|".contains(c));
             let is_elsewhere = bare.contains('/')
                 && !PLACES.iter().any(|place| bare.starts_with(place))
                 && !bare.contains("://");
-            let is_script = [".sh", ".py", ".js", ".pl", ".rb"].iter().any(|end| bare.ends_with(end));
+            let is_script = [".sh", ".py", ".js", ".pl", ".rb"]
+                .iter()
+                .any(|end| bare.ends_with(end));
             if is_command {
                 let is_assignment = bare.split_once('=').is_some_and(|(name, _)| {
                     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
@@ -767,14 +977,20 @@ fn calls_unseen(script: &str) -> bool {
                     return true;
                 }
             }
-            if bare.contains('$') || (is_elsewhere && is_script) || bare == "-m" || (is_script && !bare.contains('/')) {
+            if bare.contains('$')
+                || (is_elsewhere && is_script)
+                || bare == "-m"
+                || (is_script && !bare.contains('/'))
+            {
                 // `python -m pytest` is the one module that is known.
                 if !(bare == "-m" && line.contains("-m pytest")) {
                     return true;
                 }
             }
-            is_command = matches!(bare, "" | "if" | "then" | "else" | "do" | "!" | "while" | "{" | "elif")
-                || word.ends_with(';')
+            is_command = matches!(
+                bare,
+                "" | "if" | "then" | "else" | "do" | "!" | "while" | "{" | "elif"
+            ) || word.ends_with(';')
                 || matches!(word, "&&" | "||" | "|" | ";");
         }
     }
@@ -782,9 +998,19 @@ fn calls_unseen(script: &str) -> bool {
 }
 
 /// Without what only names and describes a task.
-fn hash_document(document: &Document<'_>, table: &toml::Table<'_>, key: &mut DefaultHasher, is_root: bool) {
+fn hash_document(
+    document: &Document<'_>,
+    table: &toml::Table<'_>,
+    key: &mut DefaultHasher,
+    is_root: bool,
+) {
     for entry in table.entries() {
-        if is_root && matches!(&*entry.key, "task" | "metadata" | "version" | "schema_version" | "source") {
+        if is_root
+            && matches!(
+                &*entry.key,
+                "task" | "metadata" | "version" | "schema_version" | "source"
+            )
+        {
             continue;
         }
         entry.key.hash(key);
@@ -801,8 +1027,12 @@ fn hash_value(document: &Document<'_>, value: &Value<'_>, key: &mut DefaultHashe
         Value::BigInt(v) => v.hash(key),
         Value::Float(v) => v.to_bits().hash(key),
         Value::Str(v) => v.hash(key),
-        Value::Array(items) => items.iter().for_each(|item| hash_value(document, item, key)),
-        Value::Tables(ids) => ids.iter().for_each(|id| hash_document(document, document.table(*id), key, false)),
+        Value::Array(items) => items
+            .iter()
+            .for_each(|item| hash_value(document, item, key)),
+        Value::Tables(ids) => ids
+            .iter()
+            .for_each(|id| hash_document(document, document.table(*id), key, false)),
         Value::Table(id) => hash_document(document, document.table(*id), key, false),
         // Dates have no place in a config; two that differ only there count as the same until compared.
         Value::Date(_) | Value::Time(_) | Value::LocalDateTime(..) | Value::DateTime(..) => {}
@@ -817,7 +1047,9 @@ pub fn digest(directory: &Path) -> Option<u128> {
         for entry in fs::read_dir(directory.join(&path)).ok()? {
             let entry = entry.ok()?;
             let name = entry.file_name();
-            if name.as_bytes().first() == Some(&b'.') || (path.as_os_str().is_empty() && name == *"task.toml") {
+            if name.as_bytes().first() == Some(&b'.')
+                || (path.as_os_str().is_empty() && name == *"task.toml")
+            {
                 continue;
             }
             let kind = entry.file_type().ok()?;
@@ -846,7 +1078,9 @@ pub fn digest(directory: &Path) -> Option<u128> {
         let mut file = File::open(directory.join(&path)).ok()?;
         loop {
             let length = file.read(&mut buffer).ok()?;
-            hashers.iter_mut().for_each(|hasher| hasher.write(&buffer[..length]));
+            hashers
+                .iter_mut()
+                .for_each(|hasher| hasher.write(&buffer[..length]));
             if length == 0 {
                 break;
             }
@@ -901,4 +1135,3 @@ pub enum Step<'a> {
     Key(&'a str),
     Index(usize),
 }
-

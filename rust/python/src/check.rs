@@ -40,8 +40,11 @@ pub fn check_tasks(
         lacks: missing,
         only_errors,
     };
-    let reports = watched(py, watch, |watch| check::check(&root, &tasks, &options, watch))?;
-    let finding = |f: check::Finding| (f.code, f.file.into_os_string(), f.line, f.column, f.message);
+    let reports = watched(py, watch, |watch| {
+        check::check(&root, &tasks, &options, watch)
+    })?;
+    let finding =
+        |f: check::Finding| (f.code, f.file.into_os_string(), f.line, f.column, f.message);
     Ok(reports
         .into_iter()
         .map(|report| {

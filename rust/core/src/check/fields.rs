@@ -58,10 +58,14 @@ pub fn facts<'d>(document: &'d Document<'d>) -> Facts {
                 .filter(|entry| wanted(&entry.value))
                 .map(|entry| entry.start)
         };
-        facts.docker_image =
-            set("docker_image", &|v| matches!(v, Value::Str(image) if !image.is_empty()));
-        facts.windows =
-            set("os", &|v| matches!(v, Value::Str(os) if os.eq_ignore_ascii_case("windows")));
+        facts.docker_image = set(
+            "docker_image",
+            &|v| matches!(v, Value::Str(image) if !image.is_empty()),
+        );
+        facts.windows = set(
+            "os",
+            &|v| matches!(v, Value::Str(os) if os.eq_ignore_ascii_case("windows")),
+        );
         facts.gpus = set("gpus", &|v| matches!(v, Value::Int(count) if *count > 0));
         facts.tpu = set("tpu", &|_| true);
     }
@@ -73,14 +77,18 @@ pub fn facts<'d>(document: &'d Document<'d>) -> Facts {
                 || text(verifier.get("environment_mode")) == Some("separate")
         })
     };
-    facts.separate_verifier =
-        separate(verifier) || steps.iter().any(|step| separate(rules.section(step, "verifier")));
+    facts.separate_verifier = separate(verifier)
+        || steps
+            .iter()
+            .any(|step| separate(rules.section(step, "verifier")));
 
-    let timed = |agent: Option<&Table<'_>>| {
-        agent.is_some_and(|agent| agent.get("timeout_sec").is_some())
-    };
+    let timed =
+        |agent: Option<&Table<'_>>| agent.is_some_and(|agent| agent.get("timeout_sec").is_some());
     facts.no_timeout = !timed(agent)
-        && (steps.is_empty() || steps.iter().any(|step| !timed(rules.section(step, "agent"))));
+        && (steps.is_empty()
+            || steps
+                .iter()
+                .any(|step| !timed(rules.section(step, "agent"))));
     facts.steps = steps
         .iter()
         .filter_map(|step| text(step.get("name")).map(str::to_owned))
@@ -108,9 +116,14 @@ impl Facts {
                 _ => None,
             }
         });
-        let phases = [agent, verifier].into_iter().chain(steps.iter().flat_map(|step| {
-            [rules.section(step, "agent"), rules.section(step, "verifier")]
-        }));
+        let phases = [agent, verifier]
+            .into_iter()
+            .chain(steps.iter().flat_map(|step| {
+                [
+                    rules.section(step, "agent"),
+                    rules.section(step, "verifier"),
+                ]
+            }));
         let phases: Vec<_> = phases.filter_map(mode).collect();
         for (mode, start) in baseline.into_iter().chain(phases.iter().copied()) {
             match mode {
@@ -120,8 +133,10 @@ impl Facts {
             }
         }
         let usual = baseline.map_or("public", |(mode, _)| mode);
-        self.changing_network =
-            phases.iter().find(|(mode, _)| *mode != usual).map(|(_, start)| *start);
+        self.changing_network = phases
+            .iter()
+            .find(|(mode, _)| *mode != usual)
+            .map(|(_, start)| *start);
     }
 }
 
@@ -169,9 +184,12 @@ fn is_str_list(_: Rules<'_>, value: &Value<'_>) -> bool {
 }
 
 fn is_str_table(rules: Rules<'_>, value: &Value<'_>) -> bool {
-    rules
-        .table(value)
-        .is_some_and(|table| table.entries().iter().all(|e| matches!(e.value, Value::Str(_))))
+    rules.table(value).is_some_and(|table| {
+        table
+            .entries()
+            .iter()
+            .all(|e| matches!(e.value, Value::Str(_)))
+    })
 }
 
 fn is_one_of(value: &Value<'_>, words: &[&str]) -> bool {
@@ -201,7 +219,9 @@ fn is_host_list(_: Rules<'_>, value: &Value<'_>) -> bool {
 fn is_host_name(host: &str) -> bool {
     host.split('.').all(|label| {
         (1..=63).contains(&label.len())
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
             && !label.starts_with('-')
             && !label.ends_with('-')
     })
@@ -209,7 +229,9 @@ fn is_host_name(host: &str) -> bool {
 
 fn is_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
 fn is_service(_: Rules<'_>, value: &Value<'_>) -> bool {
@@ -233,12 +255,19 @@ fn is_size(value: &Value<'_>) -> bool {
 
 /// A name that every host's file system takes, and that no other name can be taken for.
 fn is_step_name(name: &str) -> bool {
-    let stem = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let stem = name
+        .split('.')
+        .next()
+        .unwrap_or_default()
+        .to_ascii_lowercase();
     let numbered = |device: &str| {
-        stem.strip_prefix(device).is_some_and(|digit| digit.len() == 1)
+        stem.strip_prefix(device)
+            .is_some_and(|digit| digit.len() == 1)
     };
     (1..=200).contains(&name.len())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
         && !name.starts_with('.')
         && !name.ends_with('.')
         && !["con", "prn", "aux", "nul"].contains(&&*stem)
@@ -314,11 +343,15 @@ fn is_mcp_server(rules: Rules<'_>, value: &Value<'_>) -> bool {
             table,
             &[
                 ("name", is_str),
-                ("transport", |_, v| is_one_of(v, &["stdio", "sse", "streamable-http", "http"])),
+                ("transport", |_, v| {
+                    is_one_of(v, &["stdio", "sse", "streamable-http", "http"])
+                }),
                 ("url", is_str),
                 ("command", is_str),
                 ("args", is_str_list),
-                ("headers", |rules, v| rules.table(v).is_some_and(|t| t.entries().is_empty())),
+                ("headers", |rules, v| {
+                    rules.table(v).is_some_and(|t| t.entries().is_empty())
+                }),
             ],
         )
 }
@@ -347,7 +380,9 @@ fn is_verifier(rules: Rules<'_>, value: &Value<'_>) -> bool {
                 ("timeout_sec", is_number),
                 ("env", is_str_table),
                 ("user", is_user),
-                ("environment_mode", |_, v| is_one_of(v, &["shared", "separate"])),
+                ("environment_mode", |_, v| {
+                    is_one_of(v, &["shared", "separate"])
+                }),
                 ("environment", is_environment),
                 ("collect", |rules, v| rules.all(v, is_collect)),
             ],
@@ -387,9 +422,10 @@ fn is_artifact(rules: Rules<'_>, value: &Value<'_>) -> bool {
         table,
         &[
             ("source", is_str),
-            ("destination", |_, v| {
-                matches!(v, Value::Str(path) if is_name(path) && path != "manifest.json")
-            }),
+            (
+                "destination",
+                |_, v| matches!(v, Value::Str(path) if is_name(path) && path != "manifest.json"),
+            ),
             ("exclude", is_str_list),
             ("service", is_service),
         ],
@@ -424,7 +460,10 @@ fn is_package(rules: Rules<'_>, value: &Value<'_>) -> bool {
                 table,
                 &[
                     ("name", is_package_name),
-                    ("version", |_, v| matches!(v, Value::Str(version) if !version.is_empty())),
+                    (
+                        "version",
+                        |_, v| matches!(v, Value::Str(version) if !version.is_empty()),
+                    ),
                     ("description", is_str),
                     ("authors", |rules, v| {
                         rules.all(v, |rules, author| {
@@ -442,7 +481,11 @@ fn is_package(rules: Rules<'_>, value: &Value<'_>) -> bool {
 
 impl<'d> Rules<'d> {
     fn task_config(self, root: &Table<'_>) -> bool {
-        let version = if root.get("schema_version").is_some() { "schema_version" } else { "version" };
+        let version = if root.get("schema_version").is_some() {
+            "schema_version"
+        } else {
+            "version"
+        };
         let different_names = || {
             let steps = self.tables_of(root.get("steps")).unwrap_or_default();
             let mut names: Vec<String> = steps
@@ -462,10 +505,14 @@ impl<'d> Rules<'d> {
                 ("agent", is_agent),
                 ("environment", is_environment),
                 ("solution", |rules, v| {
-                    rules.table(v).is_some_and(|table| rules.fields(table, &[("env", is_str_table)]))
+                    rules
+                        .table(v)
+                        .is_some_and(|table| rules.fields(table, &[("env", is_str_table)]))
                 }),
                 ("source", is_str),
-                ("multi_step_reward_strategy", |_, v| is_one_of(v, &["mean", "final"])),
+                ("multi_step_reward_strategy", |_, v| {
+                    is_one_of(v, &["mean", "final"])
+                }),
                 ("steps", |rules, v| rules.all(v, is_step)),
                 ("artifacts", |rules, v| rules.all(v, is_artifact)),
             ],
