@@ -328,7 +328,7 @@ def test_what_is_no_task_but_looks_like_one_is_a_warning(tmp_path: Path) -> None
     assert (finding.task_id, finding.severity, finding.code) == (None, "warning", "suite-tree")
 
 
-# ── the same verdict as Harbor ─────────────────────────────────────────────────────────────────────────────────────────
+# --- the same verdict as Harbor
 
 
 def harbor_refuses(task: Path) -> bool:
@@ -349,8 +349,8 @@ def assert_same_verdict(task: Path) -> None:
 
 
 ANYTHING: list[Any] = [
-    "", "x", "1", "True", 0, 1, -1, 2**40, 2**70, 1.0, 1.5, -0.0, float("nan"), float("inf"), True, False, [], ["a"], [1],
-    [["a"]], [{}], [{"name": "a"}], {}, {"a": "b"}, {"a": 1}, {"a": {}},
+    "", "x", "1", "True", 0, 1, -1, 2**40, 2**70, 1.0, 1.5, -0.0, float("nan"), float("inf"), True, False, [],
+    ["a"], [1], [["a"]], [{}], [{"name": "a"}], {}, {"a": "b"}, {"a": 1}, {"a": {}},
 ]  # fmt: skip
 HOSTS: list[Any] = [
     ["example.com"], ["*.example.com"], ["*.1.2.3.4"], ["1.2.3.4"], ["1.2.3.4/8"], ["10.0.0.0/8"], ["*"], ["a b"], [""],
@@ -367,7 +367,8 @@ ENVIRONMENT: dict[str, list[Any]] = {
     "tpu": [{"type": "v6e", "topology": "2x4"}, {"type": "v6e", "topology": "2"}], "env": [{"A": "${A:-b}"}],
     "mcp_servers": [
         [{"name": "a", "url": "http://x"}], [{"name": "a"}], [{"name": "a", "transport": "stdio", "command": "x"}],
-        [{"name": "a", "transport": "http", "url": "u", "args": ["b"]}], [{"name": "a", "url": "u", "headers": {"A": "b"}}],
+        [{"name": "a", "transport": "http", "url": "u", "args": ["b"]}],
+        [{"name": "a", "url": "u", "headers": {"A": "b"}}],
         [{"name": "a", "url": "u", "headers": {"Authorization": "secret"}}], [{"url": "u"}],
     ],
     "skills_dir": ["/skills"], "workdir": ["/app"], "allow_internet": [True, False, "yes"],
@@ -383,7 +384,8 @@ VERIFIER: dict[str, list[Any]] = {
     "collect": [[{"command": "x"}], [{"command": "x", "service": "db"}], [{"command": "x", "service": "-"}], [{}]],
 }
 ARTIFACTS: list[Any] = [
-    ["/logs/a"], ["a/../b"], [{"source": "/a"}], [{"source": "a", "service": "db"}], [{"source": "/a", "service": "db"}],
+    ["/logs/a"], ["a/../b"], [{"source": "/a"}], [{"source": "a", "service": "db"}],
+    [{"source": "/a", "service": "db"}],
     [{"source": "/a", "destination": "x"}], [{"source": "/a", "destination": "manifest.json"}],
     [{"source": "/a", "destination": "../x"}], [{"destination": "x"}], ["..", {"source": "/a", "exclude": ["*"]}],
 ]  # fmt: skip
@@ -392,9 +394,11 @@ ROOT: dict[str, list[Any]] = {
     "multi_step_reward_strategy": ["mean", "final", "last"], "solution": [{"env": {"A": "b"}}, {"env": {"A": 1}}],
     "metadata": [{"a": [1, {"b": 2}]}], "unknown": [1],
     "task": [
-        {"name": "org/name"}, {"name": "org"}, {"name": "o/../n"}, {"name": "ü/n"}, {"name": "a/b\n"}, {"name": "o/n/m"},
+        {"name": "org/name"}, {"name": "org"}, {"name": "o/../n"}, {"name": "ü/n"}, {"name": "a/b\n"},
+        {"name": "o/n/m"},
         {"name": "o/n", "version": ""}, {"name": "o/n", "authors": [{"name": "A", "email": "e"}]},
-        {"name": "o/n", "authors": [{"email": "e"}]}, {"name": "o/n", "keywords": ["k"], "description": "d"}, {"name": "o/.n"},
+        {"name": "o/n", "authors": [{"email": "e"}]}, {"name": "o/n", "keywords": ["k"], "description": "d"},
+        {"name": "o/.n"},
     ],
 }  # fmt: skip
 STEP: dict[str, list[Any]] = {
@@ -509,8 +513,9 @@ def test_harbor_takes_the_same_texts(cut: int, length: int, text: str) -> None:
 PLACES = [
     "instruction.md", "environment", "environment/Dockerfile", "tests", "tests/test.sh", "tests/test.bat", "tests/data",
     "tests/data/x", "solution", "solution/solve.sh", "steps", "steps/a", "steps/a/instruction.md", "steps/a/tests",
-    "steps/a/tests/test.sh", "steps/b", "tests/new", "tests/data/new", "steps/a/new", "solution/new", "tests/.harborignore",
-    "tests/data/.harborignore", "steps/a/tests/.harborignore", "steps/.harborignore", "tests/Dockerfile",
+    "steps/a/tests/test.sh", "steps/b", "tests/new", "tests/data/new", "steps/a/new", "solution/new",
+    "tests/.harborignore", "tests/data/.harborignore", "steps/a/tests/.harborignore", "steps/.harborignore",
+    "tests/Dockerfile",
 ]  # fmt: skip
 TARGETS = [
     "/etc/hostname", "..", ".", "gone", "test.sh", "../tests", "../solution", "../environment", "data", "../../../task",
@@ -579,7 +584,7 @@ def test_the_configurations_of_ordinary_tasks_need_no_question_to_harbor(tmp_pat
         TOML,
         STEPS,
         TOML + "gpus = 0\nallow_internet = true\n[verifier.env]\nA = '${A}'\n[solution.env]\n",
-        "version = '1.0'\n[environment]\nmemory = '2G'\nstorage = '10G'\nmcp_servers = []\n[environment.env]\nA = 'b'\n",
+        "version = '1.0'\n[environment]\nmemory = '2G'\nstorage = '10G'\nmcp_servers = []\nenv = { A = 'b' }\n",
         "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.example.com']\nuser = 'agent'\n",
         "[task]\nname = 'org/name'\nauthors = [{ name = 'A' }]\nkeywords = ['k']\n[environment]\ndocker_image = 'x'\n",
         "artifacts = ['/logs/a']\n[environment.healthcheck]\ncommand = 'true'\nretries = 3\n",
@@ -593,7 +598,7 @@ def test_the_configurations_of_ordinary_tasks_need_no_question_to_harbor(tmp_pat
     assert not any(finding.severity == "error" for finding in check(tmp_path))
 
 
-# ── hostile trees ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# --- hostile trees
 
 
 def test_directories_that_link_to_each_other_are_refused_in_time(tmp_path: Path) -> None:

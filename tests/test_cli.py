@@ -175,7 +175,7 @@ def test_the_command_is_installed_and_its_help_loads_nothing_heavy(tmp_path: Pat
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-# ── clean ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# --- clean
 
 
 def test_a_run_is_alive_while_its_process_is(tmp_path: Path) -> None:

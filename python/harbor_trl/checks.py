@@ -3,8 +3,8 @@
     for finding in harbor_trl.check("path/to/suite"):
         print(finding)
 
-An error keeps a task from ever giving a reward: Harbor refuses it, or its image cannot be built. Errors are Harbor's own
-verdict: what is not plain is asked of Harbor. A warning is worth a look; there are few, and false ones count as bugs.
+An error keeps a task from ever giving a reward: Harbor refuses it, or its image cannot be built. What Harbor refuses is
+Harbor's own verdict: where the answer is not plain, Harbor is asked. A warning is worth a look; a false one is a bug.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 
 from harbor_trl import _native
 from harbor_trl.errors import SuiteError
-from harbor_trl.suite import Suite, open_suite, printable, read_with_tomllib
 from harbor_trl.suite import Refusal as TomlRefusal
+from harbor_trl.suite import Suite, open_suite, printable, read_with_tomllib
 
 #: Tasks that are checked between two looks at what was found.
 _BATCH = 512
@@ -159,7 +159,7 @@ def iter_findings(
 
 
 def errors_of(suite: Suite, positions: Sequence[int], *, backend: str | None = None) -> dict[int, Finding]:
-    """The chosen tasks that can never give a reward, by position, each with its first error; warnings are not looked for.
+    """The chosen tasks that can never give a reward, by position, each with its first error.
 
     Args:
         suite: The suite.

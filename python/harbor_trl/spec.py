@@ -56,8 +56,8 @@ class HarborSpec:
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
         on_invalid: What to do about tasks that can never give a reward, because Harbor refuses them or their image
-            cannot be built (the errors of `harbor_trl.check`): `"raise"` an error that lists them, or `"skip"` them with
-            one warning.
+            cannot be built (the errors of `harbor_trl.check`): `"raise"` an error that lists them, or `"skip"` them
+            with one warning.
         revision: Branch, tag or commit of a hub repo.
         environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
         reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
