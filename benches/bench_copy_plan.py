@@ -19,10 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from reference import dockerfile_copy
-
 from harbor_trl import _native
 from harbor_trl.dockerfile import copy_plan
+from reference import dockerfile_copy
 
 TEMPLATE = """FROM ubuntu:24.04
 
@@ -56,7 +55,14 @@ def generate(root: Path, count: int) -> list[Path]:
         (task / "data" / "nested").mkdir(parents=True)
         more = "\n".join(f"RUN echo {n} > /etc/step{n} && pip install package{n}" for n in range(rng.randint(5, 20)))
         (task / "Dockerfile").write_text(TEMPLATE.format(index=index, more=more))
-        for name in ["bug.patch", "setup.sh", "a.json", "b.json", *[f"data/{n}.csv" for n in range(8)], "data/nested/x"]:
+        for name in [
+            "bug.patch",
+            "setup.sh",
+            "a.json",
+            "b.json",
+            *[f"data/{n}.csv" for n in range(8)],
+            "data/nested/x",
+        ]:
             (task / name).write_text("x")
         if index % 3 == 0:
             (task / ".dockerignore").write_text("**/*.pyc\n.git\n!data\n")

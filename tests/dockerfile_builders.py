@@ -40,7 +40,7 @@ class Builder:
     def forget(self) -> None:
         """Drops what BuildKit keeps between builds: it sometimes misses that a directory's mode has changed.
 
-        Never for a Docker engine: version 20.10 crashes if its cache is pruned while another build starts from an image.
+        Never for a Docker engine: 20.10 crashes if its cache is pruned while another build starts from an image.
         """
         if "modes" in self.features:
             subprocess.run([*self.command, "prune", "--all"], capture_output=True, timeout=120)

@@ -111,11 +111,56 @@ def _words(draw: st.DrawFn, words: list[str]) -> str:
     return " ".join(word.replace("'", "\\'") for word in words)
 
 
-DESTINATIONS = ["/", "/x", "/x/", "/x/y", "/x/y/", ".", "", "w", "w/", "/x/.", "/x/../z", "../q", "/a", "/b/", "/x/f", "/./x//y"]
+DESTINATIONS = [
+    "/",
+    "/x",
+    "/x/",
+    "/x/y",
+    "/x/y/",
+    ".",
+    "",
+    "w",
+    "w/",
+    "/x/.",
+    "/x/../z",
+    "../q",
+    "/a",
+    "/b/",
+    "/x/f",
+    "/./x//y",
+]
 PATTERNS = [
-    "*", "a", "a/", "/a", "*.txt", "**/*.txt", "**/f", "!f", "!**/g.txt", "a/*", "!a/b", "a/**", "**", "# note", " # odd",
-    "dir", "!dir/f", "b*", "!b", "?", "[a-c]", "[^a]", "", "  f  ", "!  a/f", "**/b/**", ".env", "a/../b", "./g.txt", "link*",
-]  # fmt: skip
+    "*",
+    "a",
+    "a/",
+    "/a",
+    "*.txt",
+    "**/*.txt",
+    "**/f",
+    "!f",
+    "!**/g.txt",
+    "a/*",
+    "!a/b",
+    "a/**",
+    "**",
+    "# note",
+    " # odd",
+    "dir",
+    "!dir/f",
+    "b*",
+    "!b",
+    "?",
+    "[a-c]",
+    "[^a]",
+    "",
+    "  f  ",
+    "!  a/f",
+    "**/b/**",
+    ".env",
+    "a/../b",
+    "./g.txt",
+    "link*",
+]
 IGNORE_FILES = st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4).map(lambda lines: "\n".join(lines) + "\n")
 
 

@@ -6,6 +6,7 @@ Named by `environment_type="faults:Class"`: what a cloud backend does when it is
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -91,3 +92,25 @@ class StopsSlowly(CloudEnvironment):
             await asyncio.sleep(0.01)
         await super().stop(delete)
         type(self).stopped += 1
+
+
+class StopsAnswering(CloudEnvironment):
+    """Once `silent` is set, a command never returns."""
+
+    silent: ClassVar[threading.Event] = threading.Event()
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        if self.silent.is_set():
+            await asyncio.sleep(3600)
+        return await super().exec(*args, **kwargs)
+
+
+class DropsCopies(CloudEnvironment):
+    """Builds its image without the build context, so that COPY leaves nothing."""
+
+    def __init__(self, environment_dir: Path, *args: Any, **kwargs: Any) -> None:
+        self._without_context = tempfile.TemporaryDirectory()
+        lines = (environment_dir / "Dockerfile").read_text().splitlines(keepends=True)
+        kept = "".join(line for line in lines if not line.startswith("COPY"))
+        Path(self._without_context.name, "Dockerfile").write_text(kept)
+        super().__init__(Path(self._without_context.name), *args, **kwargs)

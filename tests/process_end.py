@@ -19,7 +19,7 @@ def main() -> None:
     if how != "starting":
         for env in envs:
             # The mark is what the test looks for in the host's process list.
-            env.bash(f"sh -c 'exec -a {engine().run_id} sleep 300' >/dev/null 2>&1 & sleep 0.1")
+            env.bash(f"bash -c 'exec -a {engine().run_id} sleep 300' >/dev/null 2>&1 & sleep 0.1")
             env.bash("true")
     print(engine().run_id, flush=True)
     if how == "raise":

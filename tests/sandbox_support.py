@@ -24,8 +24,9 @@ from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
 
-from harbor_trl.environments import environment_for
-from harbor_trl.environments.bubblewrap import BubblewrapEnvironment, check_available
+from harbor_trl.environments import docker, environment_for
+from harbor_trl.environments._sandbox import check_available
+from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from harbor_trl.environments.docker import FastDockerEnvironment
 from harbor_trl.errors import SandboxUnavailableError
 
@@ -57,6 +58,18 @@ def why_not(backend: str) -> str | None:
 def require(backend: str) -> None:
     if reason := why_not(backend):
         pytest.skip(reason)
+
+
+@contextlib.contextmanager
+def own_images() -> Iterator[None]:
+    """Keep the images of these tests apart from a user's, and delete them."""
+    usual = docker.IMAGE_REPOSITORY
+    docker.IMAGE_REPOSITORY = f"harbor-trl-test-{uuid4().hex[:8]}"
+    try:
+        yield
+    finally:
+        docker.remove_task_images()
+        docker.IMAGE_REPOSITORY = usual
 
 
 def make_environment(

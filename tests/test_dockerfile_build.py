@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from dockerfile_builders import Builder, find_builder
-from dockerfile_cases import Case, Node, apply, cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dockerfile_builders import Builder, find_builder
+from dockerfile_cases import Case, Node, apply, cases
 from harbor_trl import _native
 
 pytestmark = pytest.mark.docker
@@ -123,5 +123,7 @@ def test_a_build_agrees_with_its_plan(builder: Builder, text: str) -> None:
 @settings(max_examples=1)
 @given(st.none())
 def test_a_later_stage_copies_what_an_earlier_one_holds(builder: Builder, _: None) -> None:
-    text = "FROM scratch AS One\nCOPY --chown=4:5 a /x\nFROM scratch\nCOPY --from=one /x/d/g /y\nCOPY --from=0 x/* /z/\n"
+    text = (
+        "FROM scratch AS One\nCOPY --chown=4:5 a /x\nFROM scratch\nCOPY --from=one /x/d/g /y\nCOPY --from=0 x/* /z/\n"
+    )
     assert_build_agrees(Case(FILES, text, "v.txt\n"), builder)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference import dockerfile_copy as reference
 
 from harbor_trl import _native
 from harbor_trl.dockerfile import copy_plan
+from reference import dockerfile_copy as reference
 
 Files = dict[str, Any]
 
@@ -118,10 +118,15 @@ def test_F1_F2_wrong_flags(make: Make, line: str, code: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "COPY --link a /b", "COPY --link=TRUE a /b", "COPY --link=false a /b", "COPY --exclude=x --exclude=y a /b",
-        "ADD --keep-git-dir a /b", "ADD --unpack=false --link --chown=1 --chmod=644 --exclude=z a /b", "COPY --from= a /b",
+        "COPY --link a /b",
+        "COPY --link=TRUE a /b",
+        "COPY --link=false a /b",
+        "COPY --exclude=x --exclude=y a /b",
+        "ADD --keep-git-dir a /b",
+        "ADD --unpack=false --link --chown=1 --chmod=644 --exclude=z a /b",
+        "COPY --from= a /b",
     ],
-)  # fmt: skip
+)
 def test_F2_right_flags(make: Make, line: str) -> None:
     assert make(SCRATCH + line, {"a": ""}).files == {"/b": "a"}
 
@@ -153,8 +158,10 @@ def test_F6_words_are_expanded_in_both_forms(make: Make) -> None:
 
 def test_V4_one_env_sees_the_state_before_it_but_arg_goes_item_by_item(make: Make) -> None:
     assert make(SCRATCH + "ENV abc=hello\nENV abc=bye def=$abc\nENV ghi=$abc").native["env"] == {
-        "abc": "bye", "def": "hello", "ghi": "bye",
-    }  # fmt: skip
+        "abc": "bye",
+        "def": "hello",
+        "ghi": "bye",
+    }
     assert make(SCRATCH + "ARG a=1 b=$a\nENV c=$b").native["env"] == {"c": "1"}
 
 
@@ -184,7 +191,10 @@ def test_V9_what_is_expanded(make: Make) -> None:
     head = SCRATCH + "ENV S=a D=/d O=5:6 M=600 P=*.txt\n"
     plan = make(head + "COPY --chown=$O --chmod=$M $S $D", {"a": ""})
     assert (plan["/d"]["source"], plan["/d"]["owner"], plan["/d"]["mode"]) == ("a", "5:6", 0o600)
-    assert make(head + "COPY --exclude=$P d /x/", {"d/a.txt": "", "d/b": ""}).files == {"/x/a.txt": "d/a.txt", "/x/b": "d/b"}
+    assert make(head + "COPY --exclude=$P d /x/", {"d/a.txt": "", "d/b": ""}).files == {
+        "/x/a.txt": "d/a.txt",
+        "/x/b": "d/b",
+    }
     assert make("FROM scratch AS a\nFROM scratch\nENV X=a\nCOPY --from=$X / /").errors == ["from-variable"]
     assert make("FROM $nothing").errors == ["from-blank"]
     assert make("FROM --platform=$nothing scratch").errors == ["platform-blank"]
@@ -229,7 +239,9 @@ def test_S3_only_needed_stages_count(make: Make) -> None:
     assert make(text, {"a": ""}, "one").errors == ["source-missing"]
     assert make(text, {"a": ""}, "TWO").files == {"/a": "a"}
     assert make(text, {"a": ""}, "three").errors == ["target-missing"]
-    assert make("FROM scratch AS one\nCOPY nothing /x\nFROM scratch\nRUN --mount=from=one,target=/m x").errors == ["source-missing"]
+    assert make("FROM scratch AS one\nCOPY nothing /x\nFROM scratch\nRUN --mount=from=one,target=/m x").errors == [
+        "source-missing"
+    ]
 
 
 def test_S4_a_stage_inherits_files_env_workdir_and_user(make: Make) -> None:
@@ -275,10 +287,20 @@ def test_S7_workdir(make: Make) -> None:
 @pytest.mark.parametrize(
     ("destination", "expected"),
     [
-        ("/x", "/x"), ("x", "/w/x"), (".", "/w/f"), ("./", "/w/f"), ("..", "/f"), ("../x", "/x"), ("/../../x", "/x"),
-        ("/x/", "/x/f"), ("/x/.", "/x/f"), ("/", "/f"), ("/x/../y", "/y"), ("//x//y", "/x/y"),
+        ("/x", "/x"),
+        ("x", "/w/x"),
+        (".", "/w/f"),
+        ("./", "/w/f"),
+        ("..", "/f"),
+        ("../x", "/x"),
+        ("/../../x", "/x"),
+        ("/x/", "/x/f"),
+        ("/x/.", "/x/f"),
+        ("/", "/f"),
+        ("/x/../y", "/y"),
+        ("//x//y", "/x/y"),
     ],
-)  # fmt: skip
+)
 def test_D1_D2_where_one_file_goes(make: Make, destination: str, expected: str) -> None:
     assert make(SCRATCH + f"WORKDIR /w\nCOPY f {destination}", {"f": ""}).files == {expected: "f"}
 
@@ -308,7 +330,11 @@ def test_D4_a_directory_gives_its_contents(make: Make, source: str, destination:
 
 def test_D4_directories_merge_and_kinds_do_not_mix(make: Make) -> None:
     files = {"d/a": "", "d/e/b": "", "f": ""}
-    assert make(SCRATCH + "COPY d /x\nCOPY f /x/a\nCOPY d/e /x", files).files == {"/x/a": "f", "/x/e/b": "d/e/b", "/x/b": "d/e/b"}
+    assert make(SCRATCH + "COPY d /x\nCOPY f /x/a\nCOPY d/e /x", files).files == {
+        "/x/a": "f",
+        "/x/e/b": "d/e/b",
+        "/x/b": "d/e/b",
+    }
     assert make(SCRATCH + "COPY f /x\nCOPY d /x", files).errors == ["not-a-directory"]
     assert make(SCRATCH + "COPY f /x/e\nCOPY d /x", files).errors == ["directory-over-file"]
     assert make(SCRATCH + "COPY f /x\nCOPY f /x/y", files).errors == ["not-a-directory"]
@@ -355,7 +381,10 @@ def test_C1_sources_stay_in_the_context(make: Make, source: str) -> None:
 def test_C2_wildcards_match_dot_files_and_stop_at_slashes(make: Make) -> None:
     files = {".env": "", "a.txt": "", "B.TXT": "", "d/c.txt": "", "d/e/g.txt": ""}
     assert make(SCRATCH + "COPY *.txt /x/", files).files == {"/x/a.txt": "a.txt"}
-    assert make(SCRATCH + "COPY d/*.txt d/**/*.txt /x/", files).files == {"/x/c.txt": "d/c.txt", "/x/g.txt": "d/e/g.txt"}
+    assert make(SCRATCH + "COPY d/*.txt d/**/*.txt /x/", files).files == {
+        "/x/c.txt": "d/c.txt",
+        "/x/g.txt": "d/e/g.txt",
+    }
     assert make(SCRATCH + "COPY .* [B]* /x/", files).files == {"/x/.env": ".env", "/x/B.TXT": "B.TXT"}
 
 
@@ -367,7 +396,12 @@ def test_C3_a_matched_directory_gives_its_contents(make: Make) -> None:
 def test_C4_missing_sources(make: Make) -> None:
     assert make(SCRATCH + "COPY no* /x/", {"a": ""}).files == {}
     plan = make(SCRATCH + "COPY a no /x/", {"a": ""})
-    assert plan.native["errors"][0] | {"message": ""} == {"code": "source-missing", "line": 2, "column": 8, "message": ""}
+    assert plan.native["errors"][0] | {"message": ""} == {
+        "code": "source-missing",
+        "line": 2,
+        "column": 8,
+        "message": "",
+    }
     assert make(SCRATCH + "COPY no/* /x/", {"a": ""}).errors == ["source-missing"]
     assert make(SCRATCH + "COPY a [^ /x/", {"a": ""}).errors == ["source-pattern"]
 
@@ -381,9 +415,14 @@ def test_C4_a_wildcard_into_a_directory_that_no_copy_needs_fails(make: Make) -> 
 def test_C5_named_links_are_followed_inside_the_context_and_others_copied(make: Make, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("host")
     files = {
-        "real/f": "", "link": ("->", "real"), "absolute": ("->", "/real/f"), "up": ("->", "../../real/f"),
-        "host": ("->", str(tmp_path / "secret")), "d/l": ("->", "/etc/passwd"), "loop": ("->", "loop"),
-    }  # fmt: skip
+        "real/f": "",
+        "link": ("->", "real"),
+        "absolute": ("->", "/real/f"),
+        "up": ("->", "../../real/f"),
+        "host": ("->", str(tmp_path / "secret")),
+        "d/l": ("->", "/etc/passwd"),
+        "loop": ("->", "loop"),
+    }
     assert make(SCRATCH + "COPY link /x/", files).files == {"/x/f": "real/f"}
     assert make(SCRATCH + "COPY link/f /x", files).files == {"/x": "real/f"}
     assert make(SCRATCH + "COPY absolute up /x/", files).files == {"/x/absolute": "real/f", "/x/up": "real/f"}
@@ -421,11 +460,20 @@ def test_G1_chown(make: Make, flag: str, owner: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "before", "after"),
     [
-        ("755", 0o600, 0o755), ("0755", 0o600, 0o755), ("4711", 0o600, 0o4711), ("+x", 0o640, 0o751), ("a-w", 0o666, 0o444),
-        ("u=rwX,go=rX", 0o600, 0o644), ("u=rwX,go=rX", 0o700, 0o755), ("g=u", 0o640, 0o660), ("o+w,g-r", 0o644, 0o606),
-        ("=r", 0o755, 0o444), ("u+x", 0o644, 0o744), ("go=", 0o755, 0o700),
+        ("755", 0o600, 0o755),
+        ("0755", 0o600, 0o755),
+        ("4711", 0o600, 0o4711),
+        ("+x", 0o640, 0o751),
+        ("a-w", 0o666, 0o444),
+        ("u=rwX,go=rX", 0o600, 0o644),
+        ("u=rwX,go=rX", 0o700, 0o755),
+        ("g=u", 0o640, 0o660),
+        ("o+w,g-r", 0o644, 0o606),
+        ("=r", 0o755, 0o444),
+        ("u+x", 0o644, 0o744),
+        ("go=", 0o755, 0o700),
     ],
-)  # fmt: skip
+)
 def test_G2_chmod(make: Make, flag: str, before: int, after: int) -> None:
     assert make(SCRATCH + f"COPY --chmod={flag} f /x", {"f": ("", before)})["/x"]["mode"] == after
 
@@ -521,10 +569,20 @@ def archive() -> bytes:
 
 
 def test_A1_archives_are_told_by_content(make: Make) -> None:
-    files = {"a.bin": archive(), "b.tar": "no archive", "c.zip": b"PK\x03\x04", "d.gz": b"\x1f\x8b\x08rest", "e": b"\0" * 600}
+    files = {
+        "a.bin": archive(),
+        "b.tar": "no archive",
+        "c.zip": b"PK\x03\x04",
+        "d.gz": b"\x1f\x8b\x08rest",
+        "e": b"\0" * 600,
+    }
     plan = make(SCRATCH + "ADD --chown=5 a.bin /x/y", files)
     assert (plan["/x/y"]["kind"], plan["/x/y"]["source"], plan["/x/y"]["owner"]) == ("archive", "a.bin", "5:5")
-    assert make(SCRATCH + "ADD b.tar c.zip e /x/", files).files == {"/x/b.tar": "b.tar", "/x/c.zip": "c.zip", "/x/e": "e"}
+    assert make(SCRATCH + "ADD b.tar c.zip e /x/", files).files == {
+        "/x/b.tar": "b.tar",
+        "/x/c.zip": "c.zip",
+        "/x/e": "e",
+    }
     assert make(SCRATCH + "ADD --unpack=false a.bin /x", files).files == {"/x": "a.bin"}
     assert make(SCRATCH + "COPY a.bin /x", files).files == {"/x": "a.bin"}
     assert [u["line"] for u in make(SCRATCH + "ADD d.gz /x/", files).unknowns] == [2]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference import dockerfile_text as reference
 
 from harbor_trl import _native
 from harbor_trl.dockerfile import parse_dockerfile
 from harbor_trl.errors import DockerfileError, HarborTrlError
+from reference import dockerfile_text as reference
 
 DATA = Path(__file__).parent / "data"
 
@@ -28,11 +28,16 @@ def native(source: str | bytes) -> list[tuple[Any, ...]] | tuple[str, int]:
         return parsed["error"]["code"], parsed["error"]["line"]
     return [
         (
-            found["keyword"], found["flags"], found["args"], found["json"], found["line"], found["end_line"],
+            found["keyword"],
+            found["flags"],
+            found["args"],
+            found["json"],
+            found["line"],
+            found["end_line"],
             [(doc["name"], doc["expand"], doc["chomp"], doc["content"]) for doc in found["heredocs"]],
         )
         for found in parsed["instructions"]
-    ]  # fmt: skip
+    ]
 
 
 def plain(source: str | bytes) -> list[tuple[Any, ...]] | tuple[str, int]:
@@ -43,11 +48,16 @@ def plain(source: str | bytes) -> list[tuple[Any, ...]] | tuple[str, int]:
         return refused.code, refused.line
     return [
         (
-            found.keyword, found.flags, found.args, found.json, found.line, found.end_line,
+            found.keyword,
+            found.flags,
+            found.args,
+            found.json,
+            found.line,
+            found.end_line,
             [(doc.name, doc.expand, doc.chomp, doc.content) for doc in found.heredocs],
         )
         for found in parsed
-    ]  # fmt: skip
+    ]
 
 
 def both(source: str | bytes) -> Any:
@@ -140,7 +150,9 @@ def test_L9_only_ascii_blanks_split() -> None:
 
 
 def test_F1_flags_lose_quotes_and_escapes_and_end_at_two_dashes() -> None:
-    flags = [found[1] for found in both('COPY --chown="a b" --chmod=\'7\'55 --from=a\\ b x /y\nCOPY -- --x /y\nCOPY x --y')]
+    flags = [
+        found[1] for found in both("COPY --chown=\"a b\" --chmod='7'55 --from=a\\ b x /y\nCOPY -- --x /y\nCOPY x --y")
+    ]
     assert flags == [["--chown=a b", "--chmod=755", "--from=a b"], [], []]
     assert args("COPY -- --x /y") == [["--x", "/y"]]
 
@@ -166,7 +178,9 @@ def test_F3_json_form(rest: str, expected: list[str], is_json: bool) -> None:
     assert [found[2:4] for found in both("COPY " + rest)] == [(expected, is_json)]
 
 
-@pytest.mark.parametrize("rest", ['["a", 1]', "[null]", '[{"a": [1, "]"]}]', '["a", ["b"]]', "[-1.5e3]", "[true, false]"])
+@pytest.mark.parametrize(
+    "rest", ['["a", 1]', "[null]", '[{"a": [1, "]"]}]', '["a", ["b"]]', "[-1.5e3]", "[true, false]"]
+)
 def test_F3_elements_that_are_no_strings_are_an_error(rest: str) -> None:
     assert code("COPY " + rest) == "json-not-strings"
 
@@ -310,13 +324,14 @@ def test_the_public_parser_returns_instructions_or_names_the_line() -> None:
 # The PyPI package `dockerfile` carries the parser of BuildKit 0.12.5.
 
 ORACLE_CASES = [
-    "FROM a AS b\nCOPY --from=b --chown=\"x y\" a b /c",
-    "COPY [\"a b\", \"/x\"]\nADD a#b \\\n # c\n\n  /d",
+    'FROM a AS b\nCOPY --from=b --chown="x y" a b /c',
+    'COPY ["a b", "/x"]\nADD a#b \\\n # c\n\n  /d',
     "# escape=`\nRUN a `\n b\\\nENV a=b c='d e' f=\"g\"\nENV legacy  value  kept ",
-    "RUN <<A <<-B\n1\nA\n\t2\n\tB\nCMD [\"x\"]\nENTRYPOINT x y\nONBUILD COPY <<E /x\nbody\nE",
-    "LABEL a=b \"c d\"=e\nEXPOSE 1 2/udp\nVOLUME [\"/a\"]\nVOLUME /b /c\nUSER  a b \nWORKDIR  /x y\nSTOPSIGNAL 9\nARG a=b c\nARG 'd e'=f",
-    "HEALTHCHECK --interval=5s CMD curl x\nHEALTHCHECK NONE\nHEALTHCHECK CMD [\"a\", \"b\"]\nSHELL [\"a\"]\nMAINTAINER x y",
-]  # fmt: skip
+    'RUN <<A <<-B\n1\nA\n\t2\n\tB\nCMD ["x"]\nENTRYPOINT x y\nONBUILD COPY <<E /x\nbody\nE',
+    'LABEL a=b "c d"=e\nEXPOSE 1 2/udp\nVOLUME ["/a"]\nVOLUME /b /c'
+    "\nUSER  a b \nWORKDIR  /x y\nSTOPSIGNAL 9\nARG a=b c\nARG 'd e'=f",
+    'HEALTHCHECK --interval=5s CMD curl x\nHEALTHCHECK NONE\nHEALTHCHECK CMD ["a", "b"]\nSHELL ["a"]\nMAINTAINER x y',
+]
 
 
 @pytest.mark.parametrize("source", ORACLE_CASES)
@@ -332,12 +347,16 @@ def assert_oracle_agrees(source: str) -> None:
     try:
         expected = [
             (
-                (found.cmd or "").upper(), list(found.flags), found.start_line, found.end_line, found.json,
+                (found.cmd or "").upper(),
+                list(found.flags),
+                found.start_line,
+                found.end_line,
+                found.json,
                 [found.sub_cmd.upper(), *found.value] if found.sub_cmd else [word for word in found.value if word],
                 [(doc.name, doc.content) for doc in found.heredocs],
             )
             for found in oracle.parse_string(source)
-        ]  # fmt: skip
+        ]
     except oracle.GoParseError:
         assert isinstance(native(source), tuple), source
         return
@@ -350,5 +369,7 @@ def assert_oracle_agrees(source: str) -> None:
         words = [word for word in words if word]  # and has an empty one where there is none
         if keyword == "ONBUILD":
             docs, is_json = [], False  # and what belongs to the inner instruction
-        result.append((keyword.upper(), flags, line, end, is_json, words, [(name, body.decode()) for name, _, _, body in docs]))
+        result.append(
+            (keyword.upper(), flags, line, end, is_json, words, [(name, body.decode()) for name, _, _, body in docs])
+        )
     assert result == expected

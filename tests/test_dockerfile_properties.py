@@ -8,23 +8,58 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dockerfile_cases import PATTERNS, Case, cases, contexts, copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dockerfile_builders import ALL_FEATURES
+from dockerfile_cases import PATTERNS, Case, cases, contexts, copies
+from harbor_trl import _native
 from reference import dockerfile_copy, dockerfile_text
 from test_dockerfile_parse import assert_oracle_agrees, native, plain
 
-from dockerfile_builders import ALL_FEATURES
-from harbor_trl import _native
-
 LINES = st.sampled_from(
     [
-        "FROM a", "FROM a AS b", "COPY a /b", "COPY --chown=1 a /b", "RUN x", "RUN <<E", "COPY <<-E <<F /x", "E", "\tE", "F",
-        "ENV a=b c='d e'", "ENV a b  c", 'RUN ["a", "b"]', 'CMD ["x", 1]', "ARG a=\"b c\"", "# note", "# escape=`", "# syntax=x",
-        "LABEL a=b\\ c", "ONBUILD RUN <<E", "HEALTHCHECK CMD x", "WORKDIR /a b", "", "  ", "x \\", "x `", "\\", "`", "\\\\", " $x",
-        "--a='b c' d", "é \u00a0 x", "${a:-b}", "'", '"', "COPY --a\\ b c d", 'VOLUME ["a"', "<<E", "EXPOSE 1 2",
+        "FROM a",
+        "FROM a AS b",
+        "COPY a /b",
+        "COPY --chown=1 a /b",
+        "RUN x",
+        "RUN <<E",
+        "COPY <<-E <<F /x",
+        "E",
+        "\tE",
+        "F",
+        "ENV a=b c='d e'",
+        "ENV a b  c",
+        'RUN ["a", "b"]',
+        'CMD ["x", 1]',
+        'ARG a="b c"',
+        "# note",
+        "# escape=`",
+        "# syntax=x",
+        "LABEL a=b\\ c",
+        "ONBUILD RUN <<E",
+        "HEALTHCHECK CMD x",
+        "WORKDIR /a b",
+        "",
+        "  ",
+        "x \\",
+        "x `",
+        "\\",
+        "`",
+        "\\\\",
+        " $x",
+        "--a='b c' d",
+        "é \u00a0 x",
+        "${a:-b}",
+        "'",
+        '"',
+        "COPY --a\\ b c d",
+        'VOLUME ["a"',
+        "<<E",
+        "EXPOSE 1 2",
     ]
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -51,10 +86,39 @@ def test_any_bytes_parse_as_the_reference_says(source: bytes) -> None:
 
 WORDS = st.lists(
     st.sampled_from(
-        ["$", "{", "}", "x", "y", "u", "n", ":", "-", "+", "?", "#", "%", "/", "*", "\\", "'", '"', " ", "<", "${x", "${y:-", "a", "b", "`", "1", "é", "\n"]
+        [
+            "$",
+            "{",
+            "}",
+            "x",
+            "y",
+            "u",
+            "n",
+            ":",
+            "-",
+            "+",
+            "?",
+            "#",
+            "%",
+            "/",
+            "*",
+            "\\",
+            "'",
+            '"',
+            " ",
+            "<",
+            "${x",
+            "${y:-",
+            "a",
+            "b",
+            "`",
+            "1",
+            "é",
+            "\n",
+        ]
     ),
     max_size=12,
-).map("".join)  # fmt: skip
+).map("".join)
 VALUES = st.one_of(st.none(), st.text(alphabet="ab*/?\\ é", max_size=6))
 
 
@@ -72,7 +136,9 @@ def test_any_word_expands_as_the_reference_says(word: str, env: dict[str, str | 
     assert outcome(lambda: _native.expand_word(word, env, escape)) == expected
 
 
-GLOBS = st.lists(st.sampled_from(["a", "b", "c", "*", "**", "?", "/", "[", "]", "^", "-", "\\", ".", "é", "["]), max_size=8).map("".join)
+GLOBS = st.lists(
+    st.sampled_from(["a", "b", "c", "*", "**", "?", "/", "[", "]", "^", "-", "\\", ".", "é", "["]), max_size=8
+).map("".join)
 NAMES = st.lists(st.sampled_from(["a", "b", "c", "/", "-", "]", "^", ".", "é", "\\"]), max_size=8).map("".join)
 
 
@@ -84,7 +150,10 @@ def test_any_wildcard_matches_as_the_reference_says(pattern: str, name: str) -> 
 PATHS = st.lists(st.sampled_from(["a", "b", "f", "g.txt", ".env", "dir", "x[1]"]), min_size=1, max_size=4).map("/".join)
 
 
-@given(st.lists(st.one_of(st.sampled_from(PATTERNS), GLOBS, GLOBS.map("!".__add__)), max_size=5), st.lists(PATHS, min_size=1, max_size=5))
+@given(
+    st.lists(st.one_of(st.sampled_from(PATTERNS), GLOBS, GLOBS.map("!".__add__)), max_size=5),
+    st.lists(PATHS, min_size=1, max_size=5),
+)
 def test_any_dockerignore_hides_what_the_reference_says(patterns: list[str], paths: list[str]) -> None:
     source = "\n".join(patterns).encode()
     try:
@@ -98,13 +167,62 @@ def test_any_dockerignore_hides_what_the_reference_says(patterns: list[str], pat
 RUNS = st.lists(
     st.sampled_from(
         [
-            "rm -rf", "rm", "cd", "apt-get install -y git", "make", "/x", "/a", "f", "*", "/x/*", "&&", ";", "|", "(", ")", "$X", "$(", "`", '"', "'", "{",
-            "}", "X=/x", "> /x/f", "<", "<<E", "-C/x", "if", "then", "fi", "for X in", "./f", "/usr/bin/rm", "~/x", "git clone", "git", "find", "-delete",
-            "-exec", "sh", "python3 -m pip", ".", "..", "\\", "#", "g.txt", "{f,g}", "--to=/x", "${NAME}", "cp -r", "tar -C /x", "\t",
+            "rm -rf",
+            "rm",
+            "cd",
+            "apt-get install -y git",
+            "make",
+            "/x",
+            "/a",
+            "f",
+            "*",
+            "/x/*",
+            "&&",
+            ";",
+            "|",
+            "(",
+            ")",
+            "$X",
+            "$(",
+            "`",
+            '"',
+            "'",
+            "{",
+            "}",
+            "X=/x",
+            "> /x/f",
+            "<",
+            "<<E",
+            "-C/x",
+            "if",
+            "then",
+            "fi",
+            "for X in",
+            "./f",
+            "/usr/bin/rm",
+            "~/x",
+            "git clone",
+            "git",
+            "find",
+            "-delete",
+            "-exec",
+            "sh",
+            "python3 -m pip",
+            ".",
+            "..",
+            "\\",
+            "#",
+            "g.txt",
+            "{f,g}",
+            "--to=/x",
+            "${NAME}",
+            "cp -r",
+            "tar -C /x",
+            "\t",
         ]
     ),
     max_size=9,
-).map(" ".join)  # fmt: skip
+).map(" ".join)
 
 
 @st.composite
@@ -119,11 +237,28 @@ def images(draw: st.DrawFn) -> Case:
         elif kind < 7:
             lines.append("RUN " + draw(RUNS) + " x\nE\n" * draw(st.integers(0, 1)))
         elif kind == 7:
-            lines.append(draw(st.sampled_from(["WORKDIR /w", "WORKDIR w", "WORKDIR $NAME", "USER u", "ENV NAME=x", "ENV P=/q:$PATH"])))
+            lines.append(
+                draw(
+                    st.sampled_from(
+                        ["WORKDIR /w", "WORKDIR w", "WORKDIR $NAME", "USER u", "ENV NAME=x", "ENV P=/q:$PATH"]
+                    )
+                )
+            )
         elif kind == 8:
             lines.append("FROM " + draw(st.sampled_from(["s AS t", "scratch", "image", "s"])))
         else:
-            lines.append(draw(st.sampled_from(["COPY --from=s /x /y/", "COPY --from=0 / /", "COPY --from=other/image /x /x", "ONBUILD COPY f /o"])))
+            lines.append(
+                draw(
+                    st.sampled_from(
+                        [
+                            "COPY --from=s /x /y/",
+                            "COPY --from=0 / /",
+                            "COPY --from=other/image /x /x",
+                            "ONBUILD COPY f /o",
+                        ]
+                    )
+                )
+            )
     ignore = draw(st.one_of(st.none(), st.lists(st.sampled_from(PATTERNS), max_size=3).map("\n".join)))
     build_args = draw(st.one_of(st.just({}), st.just({"NAME": "arg"})))
     return Case(nodes, "\n".join(lines) + "\n", ignore, build_args)
@@ -157,7 +292,26 @@ def test_any_build_on_an_image_is_planned_as_the_reference_says(case: Case) -> N
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
 def test_broken_dockerfiles_never_break_the_planner(shuffle: random.Random, count: int) -> None:
-    pieces = ["FROM scratch\n", "COPY ", "a ", "/b\n", "<<E\n", "E\n", "\\\n", "[", '"', "$", "{", "}", "--from=", "RUN ", "\0", "\xff", "ADD ", "* "]
+    pieces = [
+        "FROM scratch\n",
+        "COPY ",
+        "a ",
+        "/b\n",
+        "<<E\n",
+        "E\n",
+        "\\\n",
+        "[",
+        '"',
+        "$",
+        "{",
+        "}",
+        "--from=",
+        "RUN ",
+        "\0",
+        "\xff",
+        "ADD ",
+        "* ",
+    ]
     source = "".join(shuffle.choice(pieces) for _ in range(count))
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "Dockerfile").write_bytes(source.encode("latin-1"))

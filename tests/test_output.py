@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -14,22 +15,20 @@ from reference.output import MAX_HELD_CHARS, show
 PIECES = st.one_of(
     st.binary(max_size=30),
     st.text(max_size=20).map(lambda text: text.encode("utf-8", "replace")),
+    st.sampled_from([b"\r", b"\n", b"\r\n", b"   ", b"\t", "é€😀".encode(), b"\xe2\x82", b"\xf0\x9f", b"\xed\xa0\x80"]),
     st.sampled_from(
-        [
-            b"\r", b"\n", b"\r\n", b"\x1b", b"\x1b[", b"\x1b[0m", b"\x1b[2K", b"\x1b[1G", b"\x1b[31;1m", b"\x1b]0;title\x07",
-            b"\x1b]8;;u\x1b\\", b"\x1b(B", b"\x1bM", b"\x1bP", b"   ", b"\t", "é€😀".encode(), b"\xe2\x82", b"\xf0\x9f", b"\xed\xa0\x80",
-        ]
-    ),
+        [b"", b"[", b"[0m", b"[2K", b"[1G", b"[31;1m", b"]0;title\x07", b"]8;;u\x1b\\", b"(B", b"M", b"P"]
+    ).map(lambda sequence: b"\x1b" + sequence),
     st.integers(MAX_HELD_CHARS - 3, MAX_HELD_CHARS + 3).map(lambda n: b"x" * n),
     st.integers(MAX_HELD_CHARS - 4, MAX_HELD_CHARS + 2).map(lambda n: b"\x1b[" + b"1" * n),
     st.integers(1, 60).map(lambda n: b"a line of text\n" * n),
-)  # fmt: skip
+)
 
 
 def buffer_of(data: bytes, cuts: list[int], limit: int, head: int | None, fold: bool) -> OutputBuffer:
     buffer = OutputBuffer(limit, head=head, fold=fold)
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         buffer.feed(data[start:end])
     return buffer
 

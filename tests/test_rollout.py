@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harbor_trl import HarborBashEnv, HarborEnv, HarborTerminalEnv
-from harbor_trl.errors import RewardKeyError, SandboxLostError
+from harbor_trl.errors import RewardKeyError, SandboxFileError, SandboxLostError
 from harbor_trl.options import RolloutOptions
 from harbor_trl.rewards import outcome_reward
 from harbor_trl.rollout import FailureKind
@@ -172,6 +172,22 @@ def test_a_failure_after_commands_is_the_policys_doing(tmp_path, options):
     assert env._failure.kind is FailureKind.SANDBOX_BROKEN
     assert idle.reward is None
     assert idle._failure.kind is FailureKind.SANDBOX_LOST
+
+
+def test_a_sandbox_beyond_use_ends_as_zero_without_waiting_for_a_verifier(tmp_path, options, monkeypatch):
+    import faults
+
+    monkeypatch.setattr("harbor_trl.execution.GRACE_SEC", 1)
+    faults.StopsAnswering.silent.clear()
+    env = bash_env(options, "faults:StopsAnswering")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("true")
+    faults.StopsAnswering.silent.set()
+    assert "does not answer" in env._exec("true", timeout=1)
+    assert "beyond use" in env.bash("true")
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.SANDBOX_BROKEN
+    faults.StopsAnswering.silent.clear()
 
 
 def test_direct_use_of_the_sandbox_counts_as_a_command(tmp_path, options):
@@ -341,6 +357,20 @@ def test_the_agents_timeout_counts_commands_not_the_wall_clock(tmp_path, options
     assert env.reward == 1.0
 
 
+@pytest.mark.parametrize(("repair", "seen"), [(True, "data\n"), (None, "none\n")])
+def test_copies_that_a_backend_drops_are_repaired_before_the_healthcheck(tmp_path, repair, seen):
+    task = make_task(
+        tmp_path / "task",
+        dockerfile="FROM debian:bookworm-slim\nWORKDIR /app\nCOPY [\"a file\", \"/opt/b c/\"]\n",
+        files={"environment/a file": "data\n"},
+        toml="" if repair is None else "[environment.healthcheck]\ncommand = \"test -e '/opt/b c/a file'\"\nretries = 1\n",
+    )
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), repair_copies=repair)
+    env = bash_env(options, "faults:DropsCopies")
+    env.reset(task_dir=task)
+    assert env.bash("cat '/opt/b c/a file' 2>/dev/null || echo none") == seen
+
+
 # ── reuse of environments ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -426,6 +456,32 @@ def test_a_blocking_call_on_the_engines_loop_is_an_error_not_a_hang(tmp_path, op
     env.reset(task_dir=make_task(tmp_path / "task"))
     assert env.reward is None
     assert "await" in env._failure.message
+
+
+def test_a_harness_reads_and_writes_files_of_any_name_and_content(tmp_path, options):
+    env = bash_env(options)
+    with pytest.raises(SandboxLostError, match="never called"):
+        env._read_file("x")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    for name, data in {"a b/'c'\n": b"\0\xff\r\n", "-n": b"", "/tmp/deep/er": bytes(range(256)) * 2000}.items():
+        env._write_file(name, data)
+        assert env._read_file(name) == data
+    env._write_file("/workdir/answer.txt", "42")
+    with pytest.raises(SandboxFileError, match="longer"):
+        env._read_file("/tmp/deep/er", max_bytes=100)
+    with pytest.raises(SandboxFileError, match="no such file"):
+        env._read_file("/tmp/none")
+    assert env.reward == 1.0
+    with pytest.raises(SandboxLostError):
+        env._read_file("/workdir/answer.txt")
+
+
+def test_the_output_limit_holds_per_rollout_and_per_call(tmp_path, options):
+    env = bash_env(RolloutOptions(trials_dir=options.trials_dir, output_limit=400))
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    text = env.bash("echo begin; seq 10000; echo end")
+    assert text.startswith("begin\n1\n") and "end\n" in text[-200:] and len(text) < 700
+    assert 1000 < len(env._exec("seq 10000", output_limit=1000)) < 1300
 
 
 def test_max_sandboxes_below_the_batch_says_so_instead_of_hanging(tmp_path):

@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harbor.models.task.config import NetworkMode
 
-from sandbox_support import BACKENDS, Live, make_environment, require, run_trial, running, write_task
+from sandbox_support import (
+    BACKENDS,
+    Live,
+    make_environment,
+    own_images,
+    require,
+    run_trial,
+    running,
+    why_not,
+    write_task,
+)
 
 ODD_NAMES = [
     "plain",
@@ -23,6 +35,15 @@ ODD_NAMES = [
     ".hidden",
     "a" * 200,
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images_of_this_module() -> Iterator[None]:
+    if why_not("docker"):
+        yield
+        return
+    with own_images():
+        yield
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -249,6 +270,15 @@ def test_python3_is_there(live: Live) -> None:
     assert live.output("python3 -c 'import os, sys; print(6 * 7)'") == "42"
 
 
+# --- network ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sandbox_without_network_has_loopback_only(backend: str, tmp_path: Path) -> None:
+    with running(make_environment(backend, tmp_path, network=NetworkMode.NO_NETWORK)) as live:
+        assert live.output("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '") == "lo"
+        assert live.exec("exec 3<>/dev/tcp/192.0.2.1/80", timeout_sec=30).return_code != 0
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -272,16 +302,19 @@ def test_stop_may_be_repeated_and_ends_commands_that_run(backend: str, tmp_path:
         assert after.return_code != 0
 
 
-def test_a_stopped_sandbox_leaves_nothing_on_the_host(backend: str, tmp_path: Path) -> None:
+def test_a_stopped_sandbox_leaves_nothing_on_the_host(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     environment = make_environment(backend, tmp_path)
-    mounts = Path("/proc/self/mounts").read_text() if backend == "bubblewrap" else ""
-    files = set(os.listdir("/tmp"))
     with running(environment) as live:
         live.exec("sleep 1234567 & setsid sleep 1234567 & disown -a; echo x > /tmp/y", timeout_sec=60)
     assert sleepers() == []
+    assert list(temporary.iterdir()) == []
     if backend == "bubblewrap":
-        assert Path("/proc/self/mounts").read_text() == mounts
-        assert {name for name in set(os.listdir("/tmp")) - files if name.startswith("harbor-trl")} == set()
+        assert "/tmp/layer" not in Path("/proc/self/mounts").read_text()
     else:
         project = environment.session_id.lower()
         for what in (["ps", "-aq"], ["network", "ls", "-q"]):
@@ -342,6 +375,16 @@ def test_a_trial_with_an_agent_user(backend: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", config='[agent]\nuser = "1000"\n', solution=SOLUTION, test=TEST)
     assert rewards(asyncio.run(run_trial(task, tmp_path / "trials", backend))) == {"reward": 1.0}
     assert [path.read_text() for path in (tmp_path / "trials").rglob("user")] == ["1000\n"]
+
+
+def test_a_trial_without_network(backend: str, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        config='[environment]\nnetwork_mode = "no-network"\n',
+        solution=SOLUTION,
+        test='[ "$(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d " ")" = lo ] || exit 1\n' + TEST,
+    )
+    assert rewards(asyncio.run(run_trial(task, tmp_path / "trials", backend))) == {"reward": 1.0}
 
 
 def test_a_trial_of_several_steps(backend: str, tmp_path: Path) -> None:

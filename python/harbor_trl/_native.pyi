@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, TypedDict, final
 
 __version__: str
 
@@ -62,11 +62,12 @@ class SuiteIndex:
         """
 
     def columns(self, positions: Sequence[int] | None = None) -> tuple[ArrowStream, list[str]]:
-        """Columns `task_dir`, `task_index`, `task_id`, `task_name`, then each metadata key; and the keys that are JSON text."""
+        """Columns `task_dir`, `task_index`, `task_id`, `task_name`, each metadata key; and which keys are JSON text."""
 
 def parse_toml(text: str, *, toml_1_1: bool = False) -> dict[str, Any] | tuple[str, str, int, int]:
     """Parse TOML as the index does: the document, or `(kind, message, line, column)` of a refusal."""
 
+@final
 class OutputBuffer:
     """Keeps the first and the last part of a stream of bytes as text; see `docs/output.md`.
 
@@ -89,7 +90,7 @@ class OutputBuffer:
         """Note that the source left out `bytes` bytes with `lines` line ends here. The head ends at this point."""
 
     def text(self, note: str = "") -> str:
-        """The text if the stream ended here, `note` inside the line that says what is missing. More may be fed after."""
+        """The text if the stream ended here, with `note` in the line that says what is missing."""
 
     @property
     def dropped_bytes(self) -> int:
@@ -99,10 +100,6 @@ class OutputBuffer:
     def dropped_lines(self) -> int:
         """Line ends that `text` leaves out."""
 
-from os import PathLike
-from typing import Literal, TypedDict
-
-__version__: str
 
 class _Problem(TypedDict):
     code: str
@@ -165,8 +162,8 @@ class _Parsed(TypedDict):
     error: _Problem | None
 
 def copy_plan(
-    dockerfile: str | PathLike[str],
-    context: str | PathLike[str],
+    dockerfile: str | os.PathLike[str],
+    context: str | os.PathLike[str],
     target: str | None = None,
     build_args: dict[str, str] = ...,
 ) -> _Plan: ...
@@ -174,6 +171,7 @@ def parse_dockerfile(source: bytes) -> _Parsed: ...
 def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...
 def match_path(pattern: str, name: str) -> bool | None: ...
 def match_ignore(ignore_file: bytes, paths: list[str]) -> list[bool] | None: ...
+
 def check_tasks(
     root: str | os.PathLike[str],
     tasks: Sequence[str | os.PathLike[str]],

@@ -13,9 +13,9 @@ Which files a later RUN may have touched
     A repair must not put back what a RUN has deleted (often the patch that holds the answer), so `Entry.touched` errs
     towards "touched". A RUN touches an earlier file if its text names the last component of the file's path; if it
     removes, moves, overwrites or changes the mode of a directory above it, wildcards included (`rm -rf /tmp/*`); or if
-    it runs a build tool (`make`, `npm install`, `git checkout`, `pip`'s sources excepted, …) in a directory above it. It
-    touches everything if its effect cannot be told from its text: it runs a script, an interpreter, a program that
-    isn't known, or removes a path that is computed. Installing packages, downloading, printing and making directories
+    it runs a build tool (`make`, `npm install`, `git checkout`, …) in a directory above it. It touches everything if
+    its effect cannot be told from its text: it runs a script, an interpreter, a program that isn't known, or removes a
+    path that is computed. Installing packages, downloading, printing and making directories
     touch nothing but what they name: `RUN apt-get install -y git` leaves every file alone.
 """
 
@@ -29,7 +29,17 @@ from typing import Literal
 from harbor_trl import _native
 from harbor_trl.errors import DockerfileError
 
-__all__ = ["BuildProblem", "CopyPlan", "Entry", "Heredoc", "Instruction", "Touched", "Unknown", "copy_plan", "parse_dockerfile"]
+__all__ = [
+    "BuildProblem",
+    "CopyPlan",
+    "Entry",
+    "Heredoc",
+    "Instruction",
+    "Touched",
+    "Unknown",
+    "copy_plan",
+    "parse_dockerfile",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +141,22 @@ def copy_plan(
     A Dockerfile that no build accepts raises nothing; see `CopyPlan.errors`.
     """
     plan = _native.copy_plan(os.fspath(dockerfile), os.fspath(context), target, dict(build_args or {}))
-    entries = []
-    for entry in plan["entries"]:
-        touched = entry.pop("touched")
-        entries.append(Entry(**entry, touched=Touched(**touched) if touched else None))
+    entries = [
+        Entry(
+            destination=entry["destination"],
+            kind=entry["kind"],
+            source=entry["source"],
+            content=entry["content"],
+            link=entry["link"],
+            mode=entry["mode"],
+            owner=entry["owner"],
+            line=entry["line"],
+            if_missing=entry["if_missing"],
+            if_directory=entry["if_directory"],
+            touched=Touched(**entry["touched"]) if entry["touched"] else None,
+        )
+        for entry in plan["entries"]
+    ]
     return CopyPlan(
         entries=tuple(entries),
         base=plan["base"],

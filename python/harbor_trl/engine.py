@@ -73,13 +73,24 @@ class Engine:
             future.cancel()
             raise
 
-    def start_trial(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Schedule a trial. When the process ends, it is cancelled and waited for."""
+    def start_trial(self, coroutine: Coroutine[Any, Any, None], on_end: Callable[[], None]) -> None:
+        """Schedule a trial. When the process ends, it is cancelled and waited for.
+
+        Args:
+            coroutine: The trial.
+            on_end: Called on the loop when it has ended in whatever way, also if it was cancelled before it began.
+        """
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._trials.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("a trial ended with an error of ours", exc_info=error)
+            on_end()
 
         def start() -> None:
             task = self._loop.create_task(coroutine)
             self._trials.add(task)
-            task.add_done_callback(self._trials.discard)
+            task.add_done_callback(end)
 
         self.call_soon(start)
 

@@ -89,12 +89,13 @@ class HarborEnv:
         fails the rollout (reward None).
         """
 
-    def _exec(self, command: str, timeout: float = 180) -> str:
+    def _exec(self, command: str, timeout: float = 180, *, output_limit: int | None = None) -> str:
         """Run a shell command in the sandbox as the task's agent user.
 
         Args:
             command: The command.
             timeout: Seconds after which it is killed.
+            output_limit: Characters of output to keep. Default: the option's.
 
         Returns:
             Standard output and error in the order they were written, cut to the output limit;
@@ -103,19 +104,55 @@ class HarborEnv:
         rollout = self._current
         if rollout is None:
             return _NO_ROLLOUT
-        return engine().run(rollout.execute(command, timeout, self._options.output_limit))
+        return engine().run(rollout.execute(command, timeout, output_limit or self._options.output_limit))
 
-    async def _aexec(self, command: str, timeout: float = 180) -> str:
+    async def _aexec(self, command: str, timeout: float = 180, *, output_limit: int | None = None) -> str:
         """`_exec` for async tools: awaits instead of blocking the caller's loop."""
         import asyncio
 
         rollout = self._current
         if rollout is None:
             return _NO_ROLLOUT
-        call = rollout.execute(command, timeout, self._options.output_limit)
+        call = rollout.execute(command, timeout, output_limit or self._options.output_limit)
         if engine().on_own_thread:
             return await call
         return await asyncio.wrap_future(engine().submit(call))
+
+    def _read_file(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """The content of a file in the sandbox, read as the task's agent user.
+
+        Args:
+            path: Any name; relative to the task's working directory.
+            max_bytes: More than this is refused.
+
+        Raises:
+            SandboxFileError: There is no such file, it cannot be read, or it is longer than `max_bytes`.
+            SandboxLostError: This rollout has no sandbox (any more).
+        """
+        from harbor_trl.execution import read_file
+
+        return self._run(read_file(self._sandbox(), path, max_bytes))
+
+    def _write_file(self, path: str, data: bytes | str) -> None:
+        """Write a file in the sandbox as the task's agent user, making the directories above it.
+
+        Args:
+            path: Any name; relative to the task's working directory.
+            data: Its content; text is written as UTF-8.
+
+        Raises:
+            SandboxFileError: The file cannot be written.
+            SandboxLostError: This rollout has no sandbox (any more).
+        """
+        from harbor_trl.execution import write_file
+
+        self._run(write_file(self._sandbox(), path, data.encode() if isinstance(data, str) else data))
+
+    def _sandbox(self) -> BaseEnvironment:
+        environment = self._env
+        if environment is None:
+            raise SandboxLostError(_NO_ROLLOUT)
+        return environment
 
     def _run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, where `_env` lives, and wait for its result.

@@ -30,6 +30,14 @@ class SandboxUnavailableError(HarborTrlError, RuntimeError):
     """A sandbox backend cannot run on this machine (missing engine, kernel setting, platform)."""
 
 
+class SandboxNotAnsweringError(HarborTrlError, TimeoutError):
+    """A sandbox gave no answer within the time a command may take plus the time to end it."""
+
+
+class SandboxFileError(HarborTrlError, OSError):
+    """A file in a sandbox could not be read or written."""
+
+
 class RewardKeyError(HarborTrlError, LookupError):
     """A verifier gives several rewards, and which one is the scalar was not said."""
 

@@ -19,6 +19,8 @@ class RolloutOptions:
         max_sandboxes: Sandboxes of this process that may exist at once. Default: no limit of our own; starts are
             throttled to what one machine bears. It must be at least the number of rollouts a rank generates at once.
         start_timeout: Seconds from `reset` to a sandbox that is up and healthy. Default: the task's own build timeout.
+        repair_copies: Put the files that a Dockerfile COPYs into the sandbox after its start. Default: on backends that
+            are known to drop them (`repair.DROPPING_BACKENDS`).
         output_limit: Characters of output that a tool call returns: half from its beginning, half from its end.
 
     Raises:
@@ -31,6 +33,7 @@ class RolloutOptions:
     keep_trials: Literal["failed", "all", "none"] = "failed"
     max_sandboxes: int | None = None
     start_timeout: float | None = None
+    repair_copies: bool | None = None
     output_limit: int = 8000
 
     def __post_init__(self) -> None:

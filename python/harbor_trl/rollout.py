@@ -25,12 +25,14 @@ from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfi
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 
+from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
 from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
-from harbor_trl.errors import RewardKeyError
+from harbor_trl.errors import RewardKeyError, SandboxNotAnsweringError
 from harbor_trl.execution import run_command
 from harbor_trl.options import RolloutOptions
+from harbor_trl.repair import needs_repair, repair_copies
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,9 @@ class Outcome(NamedTuple):
     @classmethod
     def failed(cls, kind: FailureKind, message: str) -> Outcome:
         return cls(None if kind.masked else 0.0, {}, Failure(kind, message))
+
+
+_ABANDONED = Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended")
 
 
 class Timings(NamedTuple):
@@ -222,10 +227,12 @@ class Rollout:
         self._up = asyncio.Event()  # the sandbox is ready, or never will be
         self._over = asyncio.Event()  # the policy has no more turns
         self._context: contextvars.Context | None = None
+        self._beyond_use: str | None = None
         self._tool_seconds = 0.0
         self._tool_limit: float | None = None
         self._trial: Trial | None = None
         self._main: asyncio.Task[None] | None = None
+        self._abandoned = False
         self._created = time.monotonic()
         self._ready_at: float | None = None
         self._over_at: float | None = None
@@ -234,7 +241,7 @@ class Rollout:
         _live[self.id] = self
         if environment_type == "docker":
             reaper.start(engine.run_id)
-        engine.start_trial(self._run())
+        engine.start_trial(self._run(), self._ended)
 
     # ── called by the harness, from the trainer's threads ──────────────────────────────────────────────────────────
 
@@ -271,21 +278,24 @@ class Rollout:
         """Stop the trial in the background unless its reward is known. Returns at once."""
 
         def cancel() -> None:
+            self._abandoned = True
             if self._main is not None and not self._outcome.done():
                 self._main.cancel()
 
         self.engine.call_soon(cancel)
 
     async def sandbox(self) -> BaseEnvironment | None:
-        """Wait until the sandbox is up and its harness set up; None if it never will be."""
+        """Wait until the sandbox is up and its harness set up; None if it never will be, or the rollout is over."""
         await self._up.wait()
-        return self.environment
+        return None if self._over.is_set() else self.environment
 
     async def execute(self, command: str, timeout_sec: float, output_limit: int) -> str:
         """Run a policy's command; never raises for what the sandbox does."""
         environment = await self.sandbox()
-        if environment is None or self._over.is_set():
+        if environment is None:
             return self.dead_text()
+        if self._beyond_use is not None:
+            return f"[the sandbox is beyond use: {self._beyond_use}]"
         if self._tool_limit is not None:
             timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
             if timeout_sec < 1:  # the shortest timeout that every backend takes
@@ -296,7 +306,14 @@ class Rollout:
             # In the context of the agent's phase: Harbor keeps the phase's environment variables in context variables.
             call = run_command(environment, command, timeout_sec=timeout_sec, output_limit=output_limit)
             result = await asyncio.get_running_loop().create_task(call, context=self._context)
-            self._backend.answered = time.monotonic()
+            if result.broken:  # once may be a passing shortage
+                if (await run_command(environment, "true", timeout_sec=10)).broken:
+                    self._beyond_use = f"it can run no command any more: {_one_line(result.text)}"
+            else:
+                self._backend.answered = time.monotonic()
+        except SandboxNotAnsweringError as error:
+            self._beyond_use = _one_line(error)
+            return f"[the sandbox does not answer any more: {self._beyond_use}]"
         except Exception as error:
             logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
             if self._outcome.done():
@@ -343,6 +360,8 @@ class Rollout:
 
     async def _run(self) -> None:
         self._main = asyncio.current_task()
+        if self._abandoned:
+            return
         trial_task: asyncio.Task[TrialResult] | None = None
         backend = self._backend
         try:
@@ -351,6 +370,7 @@ class Rollout:
                 try:
                     async with backend.starts:
                         self._trial = await Trial.create(self._config())
+                        self._repair_copies_at_start(self._trial)
                         self._tool_limit = self._trial.task.config.agent.timeout_sec
                         trial_task = asyncio.create_task(self._trial.run(), name=self.id)
                         await self._wait_until_up(trial_task)
@@ -358,13 +378,13 @@ class Rollout:
                         await self._wait_until_verified(trial_task)
                     self._settle(await self._judge(trial_task))
                 except asyncio.CancelledError:
-                    self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
+                    self._settle(_ABANDONED)
                     if trial_task is not None:
                         trial_task.cancel()
                 except Exception as error:
-                    self._settle(await self._judge_error(error))
                     if trial_task is not None:
                         trial_task.cancel()
+                    self._settle(await self._judge_error(error))
                 finally:
                     self._up.set()
                     # Nobody waits for this: Harbor stops the sandbox and writes the result.
@@ -378,14 +398,15 @@ class Rollout:
                     "rollouts that a rank generates at once, or more.",
                 )
             )
-        except asyncio.CancelledError:
-            self._settle(Outcome.failed(FailureKind.ABANDONED, "the trainer went on, or the process ended"))
-        finally:
-            self._up.set()
-            self._setup_done.set()
-            self._trial = None
-            self.environment = None
-            self._tidy()
+
+    def _ended(self) -> None:
+        """Runs when `_run` has ended, or was cancelled before it began."""
+        self._settle(_ABANDONED)
+        self._up.set()
+        self._setup_done.set()
+        self._trial = None
+        self.environment = None
+        self._tidy()
 
     def _start_timeout(self) -> float:
         return self.options.start_timeout or 600.0
@@ -402,6 +423,24 @@ class Rollout:
             ),
             environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
         )
+
+    def _repair_copies_at_start(self, trial: Trial) -> None:
+        """Put COPY'd files back right after the start: the task's healthcheck, which comes next, may need them."""
+        wanted = self.options.repair_copies
+        if not (needs_repair(self.environment_type) if wanted is None else wanted):
+            return
+        environment, start = trial.agent_environment, trial.agent_environment.start
+        context = trial.task.paths.environment_dir
+        if not (context / "Dockerfile").is_file():
+            return
+
+        async def start_and_repair(force_build: bool) -> None:
+            await start(force_build)
+            plan = await asyncio.to_thread(copy_plan, context / "Dockerfile", context)
+            report = await repair_copies(environment, plan, context)
+            logger.debug("%s: COPY repair offered %d, withheld %d", self.id, len(report.offered), len(report.withheld))
+
+        environment.start = start_and_repair  # type: ignore[method-assign]
 
     async def _wait_until_up(self, trial_task: asyncio.Task[TrialResult]) -> None:
         up = asyncio.create_task(self._up.wait())
@@ -422,6 +461,8 @@ class Rollout:
             await asyncio.wait({trial_task, over}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             over.cancel()
+        if self._beyond_use is not None:  # a verifier could only wait for its timeout there
+            return
         assert self._trial is not None
         steps = len(self._trial.task.config.steps or [None])
         limit = steps * (self._trial.verifier_timeout_sec + self._trial.environment_build_timeout_sec)
@@ -433,6 +474,9 @@ class Rollout:
 
     async def _judge(self, trial_task: asyncio.Task[TrialResult]) -> Outcome:
         assert self._trial is not None
+        if self._beyond_use is not None:
+            trial_task.cancel()
+            return await self._failed(FailureKind.SANDBOX_BROKEN, self._beyond_use)
         if trial_task.done() and not trial_task.cancelled():
             trial_task.result()  # Harbor records failures; what it raises is a failure of its own
         result = self._trial.result
@@ -503,7 +547,10 @@ class Rollout:
         if self._outcome.done():
             return
         self._settled_at = time.monotonic()
+        self._report(outcome)
         self._outcome.set_result(outcome)
+
+    def _report(self, outcome: Outcome) -> None:
         failure = outcome.failure
         if failure is None or failure.kind is FailureKind.ABANDONED:
             return

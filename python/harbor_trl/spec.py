@@ -65,6 +65,8 @@ class HarborSpec:
         keep_trials: Which trial directories stay: `"failed"`, `"all"` or `"none"`.
         max_sandboxes: Sandboxes of one process that may exist at once. Default: no limit of our own.
         start_timeout: Seconds from `reset` to a sandbox that is up. Default: the task's own build timeout.
+        repair_copies: Put the files that a task's Dockerfile COPYs into the sandbox after its start. Default: on backends
+            that are known to drop them.
         output_limit: Characters of output that a tool call returns. Default: 8,000.
 
     Raises:
@@ -93,6 +95,7 @@ class HarborSpec:
         keep_trials: Literal["failed", "all", "none"] = "failed",
         max_sandboxes: int | None = None,
         start_timeout: float | None = None,
+        repair_copies: bool | None = None,
         output_limit: int | None = None,
     ) -> None:
         if num_tasks is not None and indices is not None:
@@ -115,6 +118,7 @@ class HarborSpec:
             keep_trials=keep_trials,
             max_sandboxes=max_sandboxes,
             start_timeout=start_timeout,
+            repair_copies=repair_copies,
             **({} if output_limit is None else {"output_limit": output_limit}),
         )
 

@@ -16,24 +16,62 @@ from typing import Any
 
 from reference.dockerfile_run import Effects, run_effects
 from reference.dockerfile_text import (
-    Instruction, Lexer, Patterns, Refused, Unclear, Unset, chomp, clean, expand, has_wildcard, heredoc_word, ignore_lines,
-    match_path, parse,
-)  # fmt: skip
+    Instruction,
+    Lexer,
+    Patterns,
+    Refused,
+    Unclear,
+    Unset,
+    chomp,
+    clean,
+    expand,
+    has_wildcard,
+    heredoc_word,
+    ignore_lines,
+    match_path,
+    parse,
+)
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PLATFORM_ARGS = [f"{side}{name}" for side in ("BUILD", "TARGET") for name in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")]
+PLATFORM_ARGS = [
+    f"{side}{name}" for side in ("BUILD", "TARGET") for name in ("PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT")
+]
 PLATFORM_ARGS.append("TARGETSTAGE")
 KNOWN_FLAGS = {
-    "ADD": {"chown": str, "chmod": str, "link": bool, "keep-git-dir": bool, "checksum": str, "unpack": bool, "exclude": list},
+    "ADD": {
+        "chown": str,
+        "chmod": str,
+        "link": bool,
+        "keep-git-dir": bool,
+        "checksum": str,
+        "unpack": bool,
+        "exclude": list,
+    },
     "COPY": {"chown": str, "from": str, "chmod": str, "link": bool, "exclude": list, "parents": bool},
     "RUN": {"mount": list, "network": str, "security": str, "device": list},
     "FROM": {"platform": str},
     "HEALTHCHECK": {"interval": str, "timeout": str, "start-period": str, "start-interval": str, "retries": str},
 }
 KEYWORDS = {
-    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD",
-    "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
-}  # fmt: skip
+    "ADD",
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "MAINTAINER",
+    "ONBUILD",
+    "RUN",
+    "SHELL",
+    "STOPSIGNAL",
+    "USER",
+    "VOLUME",
+    "WORKDIR",
+}
 
 
 @dataclass
@@ -236,7 +274,11 @@ def resolve(nodes: dict[str, Node], path: str) -> str:
 
 def children(nodes: dict[str, Node], path: str) -> list[str]:
     prefix = path.rstrip("/") + "/"
-    return sorted(other[len(prefix) :] for other in nodes if other.startswith(prefix) and other != "/" and "/" not in other[len(prefix) :])
+    return sorted(
+        other[len(prefix) :]
+        for other in nodes
+        if other.startswith(prefix) and other != "/" and "/" not in other[len(prefix) :]
+    )
 
 
 def join(*parts: str) -> str:
@@ -261,7 +303,7 @@ class State:
     onbuild: list[Instruction] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
 
-    def get(self, name: str) -> str | None | type[Unset]:
+    def get(self, name: str) -> str | type[Unset] | None:
         if name in self.env:
             return self.env[name]
         return None if self.env_open else Unset
@@ -277,7 +319,14 @@ class Planner:
         self.sent_unknown = False
         self.fruitless: list[tuple[int, str]] = []
         self.context: Context | None = None
-        self.result: dict[str, Any] = {"entries": [], "base": None, "stage": "", "workdir": None, "user": None, "env": {}}
+        self.result: dict[str, Any] = {
+            "entries": [],
+            "base": None,
+            "stage": "",
+            "workdir": None,
+            "user": None,
+            "env": {},
+        }
 
     def plan(self, source: bytes, ignore: bytes | None) -> dict[str, Any]:
         try:
@@ -321,7 +370,7 @@ class Planner:
         self.check_fruitless()
         self.finish(stages[target], states[target])
 
-    def global_value(self, name: str) -> str | None | type[Unset]:
+    def global_value(self, name: str) -> str | type[Unset] | None:
         if name in self.globals:
             return self.globals[name]
         if name in PLATFORM_ARGS:
@@ -370,7 +419,12 @@ class Planner:
     def has_images(self, stages: list[Stage], names: dict[str, int]) -> bool:
         for found in (found for stage in stages for found in stage.commands):
             name = found.flags.get("from", "")
-            if found.keyword == "COPY" and name and not re.fullmatch(r"[+-]?[0-9]+", name) and name.lower() not in names:
+            if (
+                found.keyword == "COPY"
+                and name
+                and not re.fullmatch(r"[+-]?[0-9]+", name)
+                and name.lower() not in names
+            ):
                 return True
             if found.keyword == "ONBUILD" or (found.keyword == "RUN" and mounts_from(found)):
                 return True
@@ -411,7 +465,9 @@ class Planner:
                 waiting += [need for need, _ in needs[index]]
         return sorted(reachable)
 
-    def stage(self, index: int, stages: list[Stage], bases: list[Any], names: dict[str, int], states: dict[int, State]) -> State:
+    def stage(
+        self, index: int, stages: list[Stage], bases: list[Any], names: dict[str, int], states: dict[int, State]
+    ) -> State:
         stage, base = stages[index], bases[index]
         commands: list[Command] = []
         if isinstance(base, int):
@@ -451,7 +507,15 @@ class Planner:
         found.line = line
         return found
 
-    def command(self, found: Command, state: State, index: int, stages: list[Stage], names: dict[str, int], states: dict[int, State]) -> None:
+    def command(
+        self,
+        found: Command,
+        state: State,
+        index: int,
+        stages: list[Stage],
+        names: dict[str, int],
+        states: dict[int, State],
+    ) -> None:
         line, args = found.line, found.args
         if found.keyword == "ENV":
             pairs = []
@@ -518,7 +582,15 @@ class Planner:
 
     # Copies.
 
-    def make_directories(self, nodes: dict[str, Node], path: str, mode: int | None, owner: str | None, line: int, events: list[Any] | None) -> None:
+    def make_directories(
+        self,
+        nodes: dict[str, Node],
+        path: str,
+        mode: int | None,
+        owner: str | None,
+        line: int,
+        events: list[Any] | None,
+    ) -> None:
         current = ""
         for part in [part for part in path.split("/") if part]:
             current += "/" + part
@@ -531,7 +603,15 @@ class Planner:
             if events is not None:
                 events.append(entry("directory", current, line, mode=mode, owner=owner, if_missing=True))
 
-    def copy(self, found: Command, state: State, index: int, stages: list[Stage], names: dict[str, int], states: dict[int, State]) -> None:
+    def copy(
+        self,
+        found: Command,
+        state: State,
+        index: int,
+        stages: list[Stage],
+        names: dict[str, int],
+        states: dict[int, State],
+    ) -> None:
         line, flags = found.line, found.flags
         assert found.instruction
         sources, contents = [], []
@@ -612,7 +692,16 @@ class Planner:
                 lay_over(state.nodes, nodes)
             state.events += events
 
-    def copy_all(self, job: Job, paths: list[str | None], datas: list[tuple[str, bytes | None]], files: dict[str, Node] | None, nodes: dict[str, Node], events: list[Any], state: State) -> None:
+    def copy_all(
+        self,
+        job: Job,
+        paths: list[str | None],
+        datas: list[tuple[str, bytes | None]],
+        files: dict[str, Node] | None,
+        nodes: dict[str, Node],
+        events: list[Any],
+        state: State,
+    ) -> None:
         line = job.line
         for source in paths:
             try:
@@ -639,7 +728,9 @@ class Planner:
                 raise Refused("heredoc-name", line)
             self.copy_file(job, name, Node("file", 0o644, content=data), nodes, events)
 
-    def copy_source(self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any], state: State) -> None:
+    def copy_source(
+        self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any], state: State
+    ) -> None:
         line = job.line
         if job.flags.get("parents"):
             self.copy_with_parents(job, source, files, nodes, events)
@@ -749,12 +840,22 @@ class Planner:
         if if_directory is None:
             put(nodes, target, node)
 
-    def copy_directory(self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any], includes: Patterns | None) -> None:
+    def copy_directory(
+        self,
+        job: Job,
+        source: str,
+        files: dict[str, Node],
+        nodes: dict[str, Node],
+        events: list[Any],
+        includes: Patterns | None,
+    ) -> None:
         target = self.prepare(job, nodes, events)
         self.make_directories(nodes, target, job.created_mode(), job.owner, job.line, events)
         waiting: list[list[Any]] = []  # directories that are made once something below them is included
 
-        def walk(source: str, target: str, relative: str, include: list[bool] | None, exclude: list[bool] | None) -> None:
+        def walk(
+            source: str, target: str, relative: str, include: list[bool] | None, exclude: list[bool] | None
+        ) -> None:
             info(files, source)
             for name in children(files, source):
                 path, to, inside = join(source, name), join(target, name), f"{relative}/{name}" if relative else name
@@ -769,7 +870,7 @@ class Planner:
                     for frame in waiting:
                         if not frame[2]:
                             frame[2] = True
-                            self.put_directory(job, copy.copy(files[frame[0]]), frame[1], nodes, events)
+                            self.put_parent(job, copy.copy(files[frame[0]]), frame[1], nodes, events)
                 if node.kind == "directory":
                     if included:
                         self.put_directory(job, copy.copy(node), to, nodes, events)
@@ -782,12 +883,25 @@ class Planner:
                 found = lookup(nodes, to)
                 if isinstance(found, Node) and found.kind == "directory":
                     raise Refused("file-over-directory", job.line)
+                if includes and node.kind == "symlink" and info(files, resolve(files, path)) is None:
+                    raise Unclear("dangling link")
                 node = copy.copy(node)
                 job.apply(node)
                 events.append(entry_of(node, to, job.line))
                 put(nodes, to, node)
 
         walk(source, target, "", None, None)
+
+    def put_parent(self, job: Job, node: Node, target: str, nodes: dict[str, Node], events: list[Any]) -> None:
+        """A directory that is only made because something below it is included."""
+        found = lookup(nodes, target)
+        if isinstance(found, Node) and found.kind == "directory":
+            found.mode = node.mode
+            node.owner = found.owner
+            events.append(entry_of(node, target, job.line))
+        else:
+            self.put_directory(job, node, target, nodes, events)
+            events[-1]["if_missing"] = found == "unknown"
 
     def put_directory(self, job: Job, node: Node, target: str, nodes: dict[str, Node], events: list[Any]) -> None:
         job.apply(node)
@@ -801,7 +915,9 @@ class Planner:
             nodes[target] = node
         events.append(entry_of(node, target, job.line))
 
-    def copy_with_parents(self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any]) -> None:
+    def copy_with_parents(
+        self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any]
+    ) -> None:
         self.sent_unknown = True
         pivot, found, pattern = source.partition("/./")
         if not found:
@@ -843,8 +959,13 @@ class Planner:
                 entries.append(dict(event))
         env = {name: state.env[name] for name in state.exported}
         self.result = {
-            "entries": entries, "base": state.image, "stage": stage.name, "workdir": state.workdir, "user": state.user, "env": env,
-        }  # fmt: skip
+            "entries": entries,
+            "base": state.image,
+            "stage": stage.name,
+            "workdir": state.workdir,
+            "user": state.user,
+            "env": env,
+        }
 
 
 @dataclass
@@ -953,7 +1074,9 @@ def lay_over(nodes: dict[str, Node], above: dict[str, Node]) -> None:
             existing.mode, existing.owner = node.mode, node.owner
             continue
         if existing is None and node.kind == "directory":
-            node.partial = parent in fresh and nodes[parent].partial or parent not in fresh and nodes[parent].partial
+            node.partial = (parent in fresh and nodes[parent].partial) or (
+                parent not in fresh and nodes[parent].partial
+            )
             fresh.add(path)
         put(nodes, path, node)
 
@@ -1001,12 +1124,21 @@ def entry(kind: str, destination: str, line: int, **known: Any) -> dict[str, Any
 def entry_of(node: Node, destination: str, line: int, if_directory: str | None = None) -> dict[str, Any]:
     mode = None if node.kind == "symlink" else node.mode
     return entry(
-        node.kind, destination, line, source=node.source, content=node.content, link=node.link, mode=mode, owner=node.owner,
+        node.kind,
+        destination,
+        line,
+        source=node.source,
+        content=node.content,
+        link=node.link,
+        mode=mode,
+        owner=node.owner,
         if_directory=if_directory,
-    )  # fmt: skip
+    )
 
 
-def copy_plan(dockerfile: Path, context: Path, target: str | None = None, build_args: dict[str, str] | None = None) -> dict[str, Any]:
+def copy_plan(
+    dockerfile: Path, context: Path, target: str | None = None, build_args: dict[str, str] | None = None
+) -> dict[str, Any]:
     """As the native `copy_plan`; errors as (code, line), unknowns as lines, `touched` as a line."""
     ignore = None
     for path in (dockerfile.with_name(dockerfile.name + ".dockerignore"), context / ".dockerignore"):

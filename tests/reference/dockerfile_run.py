@@ -260,17 +260,15 @@ class Analysis:
             self.variables |= dict.fromkeys(texts)
         elif name in ("cd", "pushd"):
             self.change_directory(args)
-        elif only_asks or name in READERS:
-            pass
-        elif name in ("python", "python3") and texts[:1] == ["-m"] and texts[1:2] in (["pip"], ["venv"]):
-            pass
-        elif name == "uv" and texts[:1] in (["pip"], ["tool"], ["python"], ["venv"]):
-            pass
-        elif name in ("npm", "pnpm", "yarn") and {"-g", "--global", "config", "cache", "global"} & set(texts):
-            pass
-        elif name == "git" and git_verb(texts) in ("clone", "config", "init", "log", "ls-remote", "status"):
-            pass
-        elif name in ("cargo", "go") and texts[:1] == ["install"]:
+        elif (
+            only_asks
+            or name in READERS
+            or (name in ("python", "python3") and texts[:1] == ["-m"] and texts[1:2] in (["pip"], ["venv"]))
+            or (name == "uv" and texts[:1] in (["pip"], ["tool"], ["python"], ["venv"]))
+            or (name in ("npm", "pnpm", "yarn") and {"-g", "--global", "config", "cache", "global"} & set(texts))
+            or (name == "git" and git_verb(texts) in ("clone", "config", "init", "log", "ls-remote", "status"))
+            or (name in ("cargo", "go") and texts[:1] == ["install"])
+        ):
             pass
         elif name == "find":
             self.find(args)

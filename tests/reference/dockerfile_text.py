@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 BLANKS = re.compile(r"[\t\v\f\r ]+")
 # Unicode white space as Go and Rust see it; `str.isspace` has four more.
-SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 class Refused(Exception):
@@ -63,7 +63,9 @@ def parse(source: bytes) -> tuple[list[Instruction], str, str | None]:
         text = lines[at].decode(errors="replace").rstrip("\r\n").lstrip(SPACES)
         at += 1
         if directives:
-            found = re.match(r"#[" + SPACES + r"]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*$", text, re.S)
+            found = re.match(
+                r"#[" + SPACES + r"]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*$", text, re.S
+            )
             name = found[1].lower() if found else ""
             if found is None or name not in ("syntax", "escape", "check"):
                 directives = False
@@ -266,12 +268,24 @@ class Lexer:
     """Expands one word. A variable that `env` maps to None is unknown; the names that decided go to `unknown`."""
 
     def __init__(
-        self, word: str, escape: str, env: object, *, raw_quotes: bool = False, raw_escapes: bool = False,
-        keep_unset: bool = False, skip_quotes: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        word: str,
+        escape: str,
+        env: object,
+        *,
+        raw_quotes: bool = False,
+        raw_escapes: bool = False,
+        keep_unset: bool = False,
+        skip_quotes: bool = False,
+    ) -> None:
         self.text, self.at, self.escape = word, 0, escape
         self.get = env if callable(env) else lambda name: env.get(name, "unset") if name in env else Unset  # type: ignore[attr-defined]
-        self.raw_quotes, self.raw_escapes, self.keep_unset, self.skip_quotes = raw_quotes, raw_escapes, keep_unset, skip_quotes
+        self.raw_quotes, self.raw_escapes, self.keep_unset, self.skip_quotes = (
+            raw_quotes,
+            raw_escapes,
+            keep_unset,
+            skip_quotes,
+        )
         self.unknown: set[str] = set()
         self.word = ""  # one for all levels of nesting
         self.depth = 0
@@ -369,7 +383,7 @@ class Lexer:
             self.at = found.end()
         return found[0] if found else ""
 
-    def value(self, name: str) -> str | None | type[Unset]:
+    def value(self, name: str) -> str | type[Unset] | None:
         value = self.get(name)
         if value is None:
             self.unknown.add(name)
@@ -519,7 +533,7 @@ def match_path(pattern: str, name: str) -> bool | None:
             out += re.escape(pattern[at])
             at += 1
         elif ch == "[":
-            found = re.compile(r"(\^?)((?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+)\]", re.S).match(pattern, at)
+            found = re.compile(r"(\^|(?!\^))((?:(?:\\.|[^\\\]-])(?:-(?:\\.|[^\\\]-]))?)+)\]", re.S).match(pattern, at)
             if not found:
                 return None
             at = found.end()
@@ -594,7 +608,9 @@ class Patterns:
                 for low, high in re.findall(r"(?s)(.)-(.)", found[2]):
                     if high < low:
                         raise Unclear("class")
-                ranges = re.sub(r"(?s)(.)-(.)|(.)", lambda m: f"{re.escape(m[1] or m[3])}-{re.escape(m[2] or m[3])}", found[2])
+                ranges = re.sub(
+                    r"(?s)(.)-(.)|(.)", lambda m: f"{re.escape(m[1] or m[3])}-{re.escape(m[2] or m[3])}", found[2]
+                )
                 out += f"[{found[1]}{ranges}]"
             elif ch == "^":
                 out += r"\A"

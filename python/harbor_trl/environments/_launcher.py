@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+KEYCTL_JOIN_SESSION_KEYRING = 1
 
 #: Covered by a tmpfs in the mount namespace of a sandbox's set-up, never on the host itself.
 BASE = "/tmp"
@@ -321,6 +323,9 @@ def become_sandbox(
     for number, descriptor in enumerate(high):
         os.dup2(descriptor, number)
     os.closerange(5, 1024)
+    # What the trainer keeps in its session keyring would come along otherwise.
+    if os.uname().machine in KEYCTL:
+        LIBC.syscall(KEYCTL[os.uname().machine], KEYCTL_JOIN_SESSION_KEYRING, None)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
@@ -362,25 +367,38 @@ def serve(channel: _socket.socket, trainer: int) -> None:
         data, descriptors = receive(channel, size)
         if not data:
             return
-        request_file, control, errors = descriptors
-        with open(request_file, "rb") as file:
-            request = marshal.load(file)
-        next_range = (next_range + 1) % RANGES
-        request["first_id"] = FIRST_ID + next_range * ID_RANGE if many_users else None
-        pid, ask, answer = fork_mapped(request["first_id"])
+        try:
+            next_range = (next_range + 1) % RANGES
+            first_id = FIRST_ID + next_range * ID_RANGE if many_users else None
+            start_sandbox(setup, first_id, memory_file(code), *descriptors)
+        except Exception as error:
+            # One sandbox that cannot be started must not take the others along.
+            if len(descriptors) > 1:
+                os.write(descriptors[1], f"error {getattr(error, 'errno', 0) or 0} launcher: {error!r}".encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def start_sandbox(
+    setup: dict[str, Any], first_id: int | None, code: int, request_file: int, control: int, errors: int
+) -> None:
+    try:
+        with open(request_file, "rb", closefd=False) as file:
+            request = {**marshal.load(file), "first_id": first_id}
+        pid, ask, answer = fork_mapped(first_id)
         if pid == 0:
             try:
                 os.setsid()
                 os.write(control, b"pid %d" % os.getpid())
-                become_sandbox(request, setup, control, errors, memory_file(code), ask, answer)
+                become_sandbox(request, setup, control, errors, code, ask, answer)
             except StageError as error:
                 os.write(control, f"error {error.errno} {error.stage}".encode())
             except BaseException as error:
                 os.write(control, f"error {getattr(error, 'errno', 0) or 0} set-up: {error!r}".encode())
             finally:
                 os._exit(1)
-        os.close(control)
-        os.close(errors)
+    finally:
+        os.close(code)
 
 
 def receive(channel: _socket.socket, size: int) -> tuple[bytes, list[int]]:

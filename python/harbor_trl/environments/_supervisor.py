@@ -25,26 +25,31 @@ import resource
 import select
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO, NoReturn
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NAME = 4, 36, 15
 CHUNK = 1 << 18
 
 control = _socket.socket(fileno=3)
-reapers = {}
-transfers = {}
-boot = {}
+reapers: dict[int, str] = {}
+transfers: dict[int, str] = {}
+boot: "dict[str, Any]" = {}
 
 
-def tell(text):
+def tell(text: str) -> None:
     try:
         control.send(text.encode("ascii", "backslashreplace")[:4000])
     except OSError:
         os._exit(0)
 
 
-def receive():
+def receive() -> tuple[str, list[int]]:
     data, ancillary, _, _ = control.recvmsg(4096, _socket.CMSG_SPACE(4 * 8))
-    descriptors = []
+    descriptors: list[int] = []
     for level, kind, content in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             descriptors += memoryview(content[: len(content) // 4 * 4]).cast("i").tolist()
@@ -53,38 +58,45 @@ def receive():
     return data.decode(), descriptors
 
 
-def load(descriptor):
+def load(descriptor: int) -> "dict[str, Any]":
     with open(descriptor, "rb") as file:
-        return marshal.load(file)
+        request: dict[str, Any] = marshal.load(file)
+    return request
 
 
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
-def records(path):
+def records(path: str) -> list[list[str]]:
+    """Lines of a file such as /etc/passwd, which the sandbox's root may have made into anything."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return [line.rstrip("\n").split(":") for line in file if line.count(":") >= 2]
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o170000 != 0o100000:
+                return []
+            lines = file.read(1 << 20).decode("utf-8", "surrogateescape").split("\n")
     except OSError:
         return []
+    return [line.split(":") for line in lines if line.count(":") >= 2]
 
 
 class UnknownUser(Exception):
     pass
 
 
-def find_user(user):
+def find_user(user: str) -> tuple[int, int, list[int], str]:
     """(uid, gid, groups, home) of `user`: a name, an id, or either with `:group`, as in a Dockerfile's USER."""
     name, _, group = str(user).partition(":")
-    uid = gid = home = None
+    uid, gid, home = -1, 0, "/"
     for record in records("/etc/passwd"):
         if len(record) >= 6 and (record[0] == name or record[2] == name) and record[2].isdigit():
             name, uid, gid, home = record[0], int(record[2]), int(record[3]), record[5]
             break
-    if uid is None:
+    if uid < 0 and name == "root":
+        uid, home = 0, "/root"
+    elif uid < 0:
         if not name.isdigit():
             raise UnknownUser(f"unable to find user {name}: no matching entries in passwd file")
-        uid, gid, home = int(name), 0, "/"
+        uid = int(name)
     if group:
         for record in records("/etc/group"):
             if record[0] == group or record[2] == group:
@@ -105,7 +117,7 @@ def find_user(user):
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def parents():
+def parents() -> dict[int, int]:
     """Parent of each process, by pid."""
     found = {}
     for name in os.listdir("/proc"):
@@ -118,12 +130,13 @@ def parents():
     return found
 
 
-def below(top):
+def below(top: int) -> list[int]:
     """Every living descendant of `top`."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
-    found, queue = [], [top]
+    found: list[int] = []
+    queue = [top]
     while queue:
         more = children.get(queue.pop(), [])
         found += more
@@ -131,18 +144,18 @@ def below(top):
     return found
 
 
-def send_signal(pid, number):
+def send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
 
 
-def kill_below(top):
+def kill_below(top: int) -> None:
     """Kill all descendants of `top`, including those that fork while this runs."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        stopped = set()
+        stopped: set[int] = set()
         while time.monotonic() < deadline:
             new = [pid for pid in below(top) if pid not in stopped]
             if not new:
@@ -159,7 +172,7 @@ def kill_below(top):
         time.sleep(0.002)
 
 
-def is_zombie(pid):
+def is_zombie(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
@@ -167,7 +180,7 @@ def is_zombie(pid):
         return True
 
 
-def memory_used():
+def memory_used() -> int:
     """Bytes of anonymous and shared memory that the sandbox's processes hold; its files are bounded elsewhere."""
     total, skip = 0, {1, *reapers}
     for name in os.listdir("/proc"):
@@ -184,20 +197,20 @@ def memory_used():
     return total
 
 
-def quiet_child():
+def quiet_child() -> None:
     """In a fresh child: forget the parent's signal handling."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
 
 
-def limit(kind, value):
+def limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
-def run_command(request, output):
+def run_command(request: "dict[str, Any]", output: int) -> "NoReturn":
     """In the command's own process: become the shell. Does not return."""
     os.setsid()
     # A message of ours, where Docker's would stand: in the output, with its exit code.
@@ -242,7 +255,7 @@ def run_command(request, output):
     os._exit(code)
 
 
-def reap_command(name, request, output, reader):
+def reap_command(name: str, request: "dict[str, Any]", output: int, reader: int) -> "NoReturn":
     """In the reaper: run the command, report its exit code, stay until nothing of it is left. Does not return."""
     quiet_child()
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -279,23 +292,23 @@ def reap_command(name, request, output, reader):
 # for `f` chunks: length (4), data, ended by a length of 0; for `l` length (4) and target. `.` ends it.
 
 
-def number(value):
+def number(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
-def exactly(file, size):
+def exactly(file: "BinaryIO", size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
         raise ValueError("the transfer ends too early")
     return data
 
 
-def chunks(file):
+def chunks(file: "BinaryIO") -> "Iterator[bytes]":
     while size := int.from_bytes(exactly(file, 4), "big"):
         yield exactly(file, size)
 
 
-def make_way(path):
+def make_way(path: bytes) -> None:
     """Remove whatever is at `path`, unless it is a directory."""
     try:
         os.unlink(path)
@@ -303,13 +316,13 @@ def make_way(path):
         pass
 
 
-def put(request, data):
+def put(request: "dict[str, Any]", data: int) -> None:
     """Write the records of `data` below `target`, owned by root."""
     target = request["target"]
     if request["is_file"] and (target.endswith(b"/") or os.path.isdir(target)):
         target = os.path.join(target, request["name"])
     os.makedirs(os.path.dirname(target) or b"/" if request["is_file"] else target, exist_ok=True)
-    late = []
+    late: list[tuple[bytes, int]] = []
     with open(data, "rb") as file:
         while True:
             kind = exactly(file, 1)
@@ -335,7 +348,7 @@ def put(request, data):
         os.chmod(path, mode)
 
 
-def put_number_of_file(out, path, name, limit_bytes):
+def add_file(out: "BinaryIO", path: bytes, name: bytes, limit_bytes: int) -> int:
     """Append one regular file; returns its size."""
     source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with open(source, "rb", buffering=0) as file:
@@ -353,12 +366,12 @@ def put_number_of_file(out, path, name, limit_bytes):
     return size
 
 
-def get(request, data):
+def get(request: "dict[str, Any]", data: int) -> None:
     """Write `source` as records: a file (links followed), or what a directory holds (links kept, no special files)."""
     source, left, entries = request["source"], request["limit_bytes"], request["limit_entries"]
     with open(data, "wb") as out:
         if request["is_file"]:
-            put_number_of_file(out, source, b"", left)
+            add_file(out, source, b"", left)
         else:
             queue = [(source, b"")]
             while queue:
@@ -377,11 +390,13 @@ def get(request, data):
                             out.write(b"d" + number(mode) + number(len(name)) + name)
                             queue.append((entry.path, name + b"/"))
                         elif entry.is_file(follow_symlinks=False):
-                            left -= put_number_of_file(out, entry.path, name, left)
+                            left -= add_file(out, entry.path, name, left)
         out.write(b".")
 
 
-def transfer(action, name, request, data):
+def transfer(
+    action: "Callable[[dict[str, Any], int], None]", name: str, request: "dict[str, Any]", data: int
+) -> "NoReturn":
     """In a child of its own. Does not return."""
     quiet_child()
     try:
@@ -402,17 +417,22 @@ def transfer(action, name, request, data):
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def handle():
+def handle() -> None:
     text, descriptors = receive()
     if not text:
         os._exit(0)
     verb, _, name = text.partition(" ")
     if verb == "boot":
         boot.update(load(descriptors[0]))
-        for path in boot["directories"]:
-            os.makedirs(path, exist_ok=True)
-            os.chmod(path, 0o777 if path in boot["open_directories"] else 0o755)
-        tell("ready")
+        try:
+            for path in boot["directories"]:
+                os.makedirs(path, exist_ok=True)
+            for path in boot["open_directories"]:
+                os.chmod(path, 0o777)
+        except OSError as error:
+            tell(f"broken {error.strerror}: {error.filename}")
+        else:
+            tell("ready")
     elif verb == "exec":
         request = load(descriptors[0])
         try:
@@ -445,7 +465,7 @@ def handle():
         os.close(descriptors[1])
 
 
-def reap():
+def reap() -> None:
     """Collect the dead. A reaper killed from inside leaves its command's processes to PID 1: they are killed too."""
     orphaned = False
     while True:
@@ -467,7 +487,7 @@ def reap():
                 send_signal(pid, _signal.SIGKILL)
 
 
-def main():
+def main() -> None:
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     LIBC.prctl(PR_SET_NAME, b"supervisor", 0, 0, 0)
     os.dup2(0, 2)

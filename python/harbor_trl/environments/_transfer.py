@@ -108,7 +108,8 @@ def unpack_directory(file: BinaryIO, target: Path) -> list[str]:
     target.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    parent, parent_names = os.dup(root), []
+    parent = os.dup(root)
+    parent_names: list[bytes] = []
     try:
         while (kind := _exactly(file, 1)) != b".":
             mode = int.from_bytes(_exactly(file, 4), "big")

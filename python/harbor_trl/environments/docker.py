@@ -6,6 +6,8 @@ What differs from `harbor.environments.docker`:
   and every stop takes the ten seconds of Docker's grace period.
 - The image is built once per content and process, not once per rollout. It stays, as `harbor-trl-task:<digest>`, so
   that the rollouts of a group share it; `remove_task_images` deletes all of them.
+- A task of one container that has no network in any phase runs with Docker's network mode `none`, which needs no image
+  from a registry; Harbor's egress control serves all other restricted tasks.
 - `up` does not `--wait` where the image has no HEALTHCHECK to wait for, nothing is taken down that is not there, and
   the Compose plugin is called directly.
 """
@@ -18,16 +20,21 @@ import hashlib
 import os
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, override
 
 from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.environments.definition import COMPOSE_FILE_NAME
+from harbor.environments.docker import COMPOSE_NO_NETWORK_PATH
 from harbor.environments.docker.docker import (
     DockerEnvironment,
     DockerOptions,
     _sanitize_docker_compose_project_name,
 )
 from harbor.environments.docker.runtime import ContainerRuntime
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from pydantic import Field
 
 IMAGE_REPOSITORY = "harbor-trl-task"
@@ -48,15 +55,18 @@ class FastDockerEnvironment(DockerEnvironment):
 
     options_model = FastDockerOptions
     options: FastDockerOptions
+    task_env_config: EnvironmentConfig
 
     #: Image of each build context, by digest of its content: what this process has built.
     _built: ClassVar[dict[str, str]] = {}
     _build_locks: ClassVar[dict[tuple[int, str], asyncio.Lock]] = {}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, environment_dir: Path, *args: Any, **kwargs: Any) -> None:
         self._was_up = False
         self._has_healthcheck = True
-        super().__init__(*args, **kwargs)
+        self._is_unplugged = False
+        self._has_services = bool(kwargs.get("extra_docker_compose")) or (environment_dir / COMPOSE_FILE_NAME).exists()
+        super().__init__(environment_dir, *args, **kwargs)
 
     @classmethod
     @override
@@ -68,6 +78,25 @@ class FastDockerEnvironment(DockerEnvironment):
     def _detect_daemon_os(cls) -> str | None:
         return _daemon_os()
 
+    # Static in Harbor, but called on the instance.
+    def _requires_egress_control(  # type: ignore[override]
+        self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
+    ) -> bool:
+        policies = [startup_network_policy, *phase_network_policies]
+        self._is_unplugged = not self._has_services and all(
+            policy.network_mode == NetworkMode.NO_NETWORK for policy in policies
+        )
+        restricted = any(policy.network_mode != NetworkMode.PUBLIC for policy in policies)
+        return restricted and not self._is_unplugged
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        capabilities = super().capabilities
+        if self._is_unplugged and not self._is_windows_container:
+            return capabilities.model_copy(update={"disable_internet": True})
+        return capabilities
+
     @property
     def _is_plain(self) -> bool:
         """One container, from a Dockerfile or an image: no compose file of the task or of the run."""
@@ -76,11 +105,13 @@ class FastDockerEnvironment(DockerEnvironment):
     @property
     @override
     def _docker_compose_paths(self) -> list[Path]:
-        paths = super()._docker_compose_paths
+        paths: list[Path] = super()._docker_compose_paths
         if self.options.init and not self._is_windows_container:
             # Before the task's own files, which may say otherwise.
             base = self._DOCKER_COMPOSE_PREBUILT_PATH if self._use_prebuilt else self._DOCKER_COMPOSE_BUILD_PATH
             paths.insert(paths.index(base) + 1, _INIT_OVERLAY)
+        if self._is_unplugged:
+            paths.append(COMPOSE_NO_NETWORK_PATH)
         return paths
 
     @override

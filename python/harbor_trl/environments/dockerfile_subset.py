@@ -10,6 +10,7 @@ import fnmatch
 import json
 import re
 import shlex
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from posixpath import join, normpath
@@ -17,7 +18,7 @@ from posixpath import join, normpath
 from harbor_trl.errors import UnsupportedTaskError
 
 #: Images that a Linux host's own /usr can stand in for.
-STAND_IN_IMAGES = ("debian", "debian:*", "ubuntu", "ubuntu:*")
+STAND_IN_IMAGES = ("debian", "debian:*", "ubuntu", "ubuntu:*", "python:3", "python:3-slim")
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -136,6 +137,8 @@ class _Reader:
         return expanded
 
     def words(self, text: str) -> list[str]:
+        if "\\" in text:
+            raise self.refuse(f"a backslash in {text!r} is not supported")
         try:
             return shlex.split(text)
         except ValueError as error:
@@ -183,6 +186,8 @@ class _Reader:
                 f"FROM {image}: the host's own /usr stands in for the image, which is fair only for "
                 f"{', '.join(self.accept_images)} (option accept_images)"
             )
+        if bare.startswith("python:") and shutil.which("python3", path=DEFAULT_PATH) is None:
+            raise self.refuse(f"FROM {image}: this host has no python3 in {DEFAULT_PATH}")
         self.has_from = True
         # Arguments declared before FROM do not reach into the stage.
         self.variables = {"PATH": DEFAULT_PATH}

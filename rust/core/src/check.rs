@@ -7,7 +7,6 @@ mod fields;
 
 use crate::dockerfile::{self, EntryKind, PlanOptions};
 use crate::suite::{Crew, Error, Watch, lock, open, threads};
-use crate::task;
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
 use std::collections::BTreeMap;
@@ -18,6 +17,7 @@ use std::hash::{Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::str::Utf8Error;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -137,11 +137,13 @@ fn check_task(directory: &Path, options: &Options) -> Report {
             message: message.to_owned(),
         });
     };
-    let Ok(text) = std::str::from_utf8(&bytes) else {
-        if let Err(refusal) = task::parse(&bytes, options.version) {
-            refuse(&mut report, &refusal.message, refusal.line, refusal.column);
+    let text = match std::str::from_utf8(&bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let (line, column) = place(&bytes, error);
+            refuse(&mut report, "not UTF-8", line, column);
+            return report;
         }
-        return report;
     };
     let text = toml::normalize_newlines(text);
     let document = match Document::parse(&text, options.version) {
@@ -231,6 +233,12 @@ fn read_ignore_file(context: &Path) -> Option<Option<Vec<u8>>> {
         }
     }
     Some(None)
+}
+
+/// Line and column of the first byte that is not UTF-8.
+fn place(bytes: &[u8], error: Utf8Error) -> (usize, usize) {
+    let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
+    toml::position(valid, valid.len())
 }
 
 fn is_missing(error: &io::Error) -> bool {
@@ -430,9 +438,7 @@ impl Task<'_> {
                     }
                 }
                 Err(error) => {
-                    let valid =
-                        std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
-                    let (line, column) = toml::position(valid, valid.len());
+                    let (line, column) = place(&bytes, error);
                     self.report.findings.push(Finding {
                         code: "instruction-unreadable",
                         file: PathBuf::from("instruction.md"),

@@ -37,16 +37,26 @@ pub struct Columns {
 pub fn metadata_columns(tasks: &[&Task]) -> Result<Columns, ArrowError> {
     let mut index: HashMap<&str, usize> = HashMap::new();
     let mut cells: Vec<(&str, Vec<(usize, &Value)>)> = Vec::new();
+    // The columns of the task before: most suites repeat the same keys in the same order.
+    let mut guesses: Vec<usize> = Vec::new();
     for (row, info) in tasks
         .iter()
         .enumerate()
         .filter_map(|(row, task)| Some((row, info(task)?)))
     {
-        for (key, value) in &info.metadata {
-            let column = *index.entry(key).or_insert_with(|| {
-                cells.push((key, Vec::new()));
-                cells.len() - 1
-            });
+        for (place, (key, value)) in info.metadata.iter().enumerate() {
+            let column = match guesses.get(place) {
+                Some(&column) if *cells[column].0 == **key => column,
+                _ => {
+                    let column = *index.entry(key).or_insert_with(|| {
+                        cells.push((key, Vec::new()));
+                        cells.len() - 1
+                    });
+                    guesses.truncate(place);
+                    guesses.push(column);
+                    column
+                }
+            };
             cells[column].1.push((row, value));
         }
     }

@@ -326,7 +326,7 @@ struct Fold {
     /// The escape sequence being read, from its ESC on; empty outside of one.
     sequence: String,
     sequence_chars: usize,
-    /// The last draw of this line that was not blank, less the current one.
+    /// The last draw of this line that was not blank (else its first that was not empty), less the current one.
     previous: String,
     draw: String,
     draw_chars: usize,
@@ -466,7 +466,7 @@ impl Fold {
             self.long_returned = true;
             return;
         }
-        if !is_blank(&self.draw) {
+        if self.previous.is_empty() || !is_blank(&self.draw) {
             std::mem::swap(&mut self.previous, &mut self.draw);
         }
         self.clear_draw();

@@ -3,7 +3,7 @@
 //! A task is a directory with a file `task.toml`; what lies below a task is not searched. Threads are made per call, so that a
 //! forked process can scan as well.
 
-use crate::task::{self, Refusal, RefusalKind, TaskInfo};
+use crate::task::{self, Keys, Refusal, RefusalKind, TaskInfo};
 use crate::toml::Version;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashSet};
@@ -153,7 +153,7 @@ impl Suite {
             threads().min(wanted.len().div_ceil(CHUNK)),
             &|| {
                 let mut own = Vec::new();
-                let mut buffer = Vec::new();
+                let mut reader = Reader::default();
                 loop {
                     let start = next.fetch_add(CHUNK, Relaxed);
                     if start >= wanted.len() || crew.stopped() {
@@ -164,7 +164,7 @@ impl Suite {
                             break;
                         }
                         let file = self.root.join(&self.tasks[i].path).join("task.toml");
-                        own.push((i, read_file(&file, version, &mut buffer)));
+                        own.push((i, read_file(&file, version, &mut reader)));
                         crew.read.fetch_add(1, Relaxed);
                     }
                 }
@@ -313,7 +313,7 @@ fn walk(start: &Start<'_>, threads: usize, watch: Watch<'_>) -> Result<Found, Er
                 changed: &changed,
                 crew: &crew,
                 found: Found::default(),
-                buffer: Vec::new(),
+                reader: Reader::default(),
             };
             while let Some(chunk) = walker.take() {
                 for path in chunk {
@@ -338,7 +338,7 @@ struct Walker<'a> {
     changed: &'a Condvar,
     crew: &'a Crew,
     found: Found,
-    buffer: Vec<u8>,
+    reader: Reader,
 }
 
 impl Walker<'_> {
@@ -390,7 +390,7 @@ impl Walker<'_> {
             // Most directories are tasks, so opening the file is the cheapest question.
             Some(version) => match open(&file) {
                 Ok(Some((opened, size))) => {
-                    Ok(Some(read_opened(opened, size, version, &mut self.buffer)))
+                    Ok(Some(read_opened(opened, size, version, &mut self.reader)))
                 }
                 Ok(None) => Ok(None),
                 Err(error) => unopened(&file, error),
@@ -596,6 +596,13 @@ fn unread(path: &Path) -> State {
     }
 }
 
+/// What a thread keeps from one task to the next.
+#[derive(Default)]
+struct Reader {
+    buffer: Vec<u8>,
+    keys: Keys,
+}
+
 /// An open regular file and its size; `None` for anything else of that name.
 pub(crate) fn open(file: &Path) -> io::Result<Option<(File, u64)>> {
     // A pipe without a writer would block an ordinary open for ever.
@@ -627,9 +634,9 @@ fn unreadable(error: &io::Error) -> State {
     ))
 }
 
-fn read_file(file: &Path, version: Version, buffer: &mut Vec<u8>) -> State {
+fn read_file(file: &Path, version: Version, reader: &mut Reader) -> State {
     match open(file) {
-        Ok(Some((opened, size))) => read_opened(opened, size, version, buffer),
+        Ok(Some((opened, size))) => read_opened(opened, size, version, reader),
         Ok(None) => State::Refused(Refusal::new(
             RefusalKind::Unreadable,
             "cannot be read: not a regular file",
@@ -638,13 +645,14 @@ fn read_file(file: &Path, version: Version, buffer: &mut Vec<u8>) -> State {
     }
 }
 
-fn read_opened(mut file: File, size: u64, version: Version, buffer: &mut Vec<u8>) -> State {
+fn read_opened(mut file: File, size: u64, version: Version, reader: &mut Reader) -> State {
     if size > MAX_FILE_SIZE {
         return State::Refused(Refusal::new(
             RefusalKind::Unreadable,
             format!("{size} bytes, more than the {MAX_FILE_SIZE} that are read of a task.toml"),
         ));
     }
+    let Reader { buffer, keys } = reader;
     // A byte more than the size, so that one read says both all and no more.
     buffer.resize(size as usize + 1, 0);
     let mut length = 0;
@@ -665,7 +673,7 @@ fn read_opened(mut file: File, size: u64, version: Version, buffer: &mut Vec<u8>
             ));
         }
     }
-    match task::parse(&buffer[..length], version) {
+    match task::parse(&buffer[..length], version, keys) {
         Ok(info) => State::Read(info),
         Err(refusal) => State::Refused(refusal),
     }

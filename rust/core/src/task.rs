@@ -1,7 +1,9 @@
 //! What a suite's index takes from a `task.toml`: the task's name and its `[metadata]`.
 
 use crate::toml::{self, Date, Document, ErrorKind, Time, Version};
+use std::collections::HashSet;
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// A value of `[metadata]`, independent of the text it came from.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +28,7 @@ pub struct TaskInfo {
     /// `[task] name`, where it is a string.
     pub name: Option<String>,
     /// `[metadata]`, in the order of the file.
-    pub metadata: Vec<(String, Value)>,
+    pub metadata: Vec<(Arc<str>, Value)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +68,35 @@ impl Refusal {
 /// Deeper tables and arrays fit no column and no JSON reader.
 pub const MAX_DEPTH: usize = 100;
 
+/// The keys of the tasks read before: a suite repeats a few keys in each task.
+#[derive(Default)]
+pub struct Keys {
+    known: HashSet<Arc<str>>,
+    /// Of the task before, in its order.
+    last: Vec<Arc<str>>,
+}
+
+impl Keys {
+    fn share(&mut self, place: usize, key: &str) -> Arc<str> {
+        if let Some(last) = self.last.get(place).filter(|last| ***last == *key) {
+            return last.clone();
+        }
+        let key = match self.known.get(key) {
+            Some(known) => known.clone(),
+            None => {
+                let new: Arc<str> = key.into();
+                self.known.insert(new.clone());
+                new
+            }
+        };
+        self.last.truncate(place);
+        self.last.push(key.clone());
+        key
+    }
+}
+
 /// Parses the bytes of a `task.toml`.
-pub fn parse(bytes: &[u8], version: Version) -> Result<TaskInfo, Refusal> {
+pub fn parse(bytes: &[u8], version: Version, keys: &mut Keys) -> Result<TaskInfo, Refusal> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default();
         let (line, column) = toml::position(valid, valid.len());
@@ -112,14 +141,16 @@ pub fn parse(bytes: &[u8], version: Version) -> Result<TaskInfo, Refusal> {
         let toml::Value::Table(id) = entry.value else {
             return Err(refuse(entry.offset, "metadata is not a table"));
         };
-        for entry in document.table(id).entries() {
+        let entries = document.table(id).entries();
+        metadata.reserve_exact(entries.len());
+        for (place, entry) in entries.iter().enumerate() {
             let Some(value) = own(&document, &entry.value, 0) else {
                 return Err(refuse(
                     entry.offset,
                     "metadata is nested too deeply for a column",
                 ));
             };
-            metadata.push((entry.key.clone().into_owned(), value));
+            metadata.push((keys.share(place, &entry.key), value));
         }
     }
     Ok(TaskInfo { name, metadata })

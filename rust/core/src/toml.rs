@@ -94,30 +94,29 @@ pub struct Entry<'a> {
 #[derive(Debug, Default)]
 pub struct Table<'a> {
     entries: Vec<Entry<'a>>,
-    by_key: HashMap<Cow<'a, str>, usize>,
+    /// Of a large table only: a map costs more than it saves in a small one.
+    by_key: Option<HashMap<Cow<'a, str>, usize>>,
 }
 
 impl<'a> Table<'a> {
     fn find(&self, key: &str) -> Option<usize> {
-        if self.entries.len() <= LINEAR_TABLE {
-            self.entries.iter().position(|entry| entry.key == key)
-        } else {
-            self.by_key.get(key).copied()
+        match &self.by_key {
+            None => self.entries.iter().position(|entry| entry.key == key),
+            Some(by_key) => by_key.get(key).copied(),
         }
     }
 
     fn push(&mut self, entry: Entry<'a>) -> usize {
         let index = self.entries.len();
-        if index == LINEAR_TABLE {
-            self.by_key = self
-                .entries
-                .iter()
-                .enumerate()
-                .map(|(i, e)| (e.key.clone(), i))
-                .collect();
+        if index == 0 {
+            self.entries.reserve(8);
         }
-        if index >= LINEAR_TABLE {
-            self.by_key.insert(entry.key.clone(), index);
+        if index == LINEAR_TABLE {
+            let keys = self.entries.iter().map(|entry| entry.key.clone());
+            self.by_key = Some(keys.zip(0..).collect());
+        }
+        if let Some(by_key) = &mut self.by_key {
+            by_key.insert(entry.key.clone(), index);
         }
         self.entries.push(entry);
         index
@@ -148,9 +147,10 @@ impl<'a> Document<'a> {
             start: 0,
             version,
             nesting: 0,
-            tables: vec![Table::default()],
+            tables: Vec::with_capacity(8),
             opened: Vec::new(),
         };
+        parser.tables.push(Table::default());
         match parser.document() {
             Ok(()) => Ok(Document {
                 tables: parser.tables,
@@ -180,7 +180,11 @@ const ROOT: TableId = TableId(0);
 
 /// Line and column, from 1, of a byte offset.
 pub fn position(text: &str, offset: usize) -> (usize, usize) {
-    let before = &text[..text.floor_char_boundary(offset)];
+    let mut end = offset.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let before = &text[..end];
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (
         before.bytes().filter(|&b| b == b'\n').count() + 1,
@@ -190,7 +194,7 @@ pub fn position(text: &str, offset: usize) -> (usize, usize) {
 
 /// What `Path.read_text` does: `\r\n` and a lone `\r` become `\n`.
 pub fn normalize_newlines(text: &str) -> Cow<'_, str> {
-    if text.bytes().any(|b| b == b'\r') {
+    if text.as_bytes().contains(&b'\r') {
         Cow::Owned(text.replace("\r\n", "\n").replace('\r', "\n"))
     } else {
         Cow::Borrowed(text)
@@ -203,7 +207,8 @@ struct Failure {
     pos: usize,
 }
 
-type Parsed<T> = Result<T, Failure>;
+/// Boxed, so that the results of the happy path stay small enough for registers.
+type Parsed<T> = Result<T, Box<Failure>>;
 
 struct Parser<'a> {
     text: &'a str,
@@ -220,19 +225,19 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn fail<T>(&self, message: &'static str) -> Parsed<T> {
-        Err(Failure {
+        Err(Box::new(Failure {
             kind: ErrorKind::Refused,
             message,
             pos: self.pos,
-        })
+        }))
     }
 
     fn limit<T>(&self, message: &'static str) -> Parsed<T> {
-        Err(Failure {
+        Err(Box::new(Failure {
             kind: ErrorKind::Limit,
             message,
             pos: self.pos,
-        })
+        }))
     }
 
     fn peek(&self) -> Option<u8> {
@@ -250,11 +255,10 @@ impl<'a> Parser<'a> {
     }
 
     fn skip_while(&mut self, wanted: impl Fn(u8) -> bool) -> usize {
-        let start = self.pos;
-        while self.peek().is_some_and(&wanted) {
-            self.pos += 1;
-        }
-        self.pos - start
+        let rest = self.rest();
+        let length = rest.iter().position(|&b| !wanted(b)).unwrap_or(rest.len());
+        self.pos += length;
+        length
     }
 
     fn skip_blank(&mut self) {
@@ -347,13 +351,11 @@ impl<'a> Parser<'a> {
         self.pos += 1;
         let is_array = self.eat(b'[');
         self.skip_blank();
-        let mut key = self.key()?;
-        let Some(last) = key.pop() else {
-            return self.fail("empty key");
-        };
+        let mut parents = Vec::new();
+        let last = self.key(&mut parents)?;
 
         let mut table = ROOT;
-        for part in key {
+        for part in parents {
             table = match self.tables[table.0].find(&part) {
                 Some(index) => self.enter(table, index)?,
                 None => self.add_open_table(table, part).1,
@@ -393,13 +395,11 @@ impl<'a> Parser<'a> {
 
     fn statement(&mut self, section: TableId) -> Parsed<()> {
         let start = self.pos;
-        let (mut key, value) = self.pair()?;
+        let mut parents = Vec::new();
+        let (last, value) = self.pair(&mut parents)?;
         self.start = start;
-        let Some(last) = key.pop() else {
-            return self.fail("empty key");
-        };
         let mut table = section;
-        for part in key {
+        for part in parents {
             let (index, next) = match self.tables[table.0].find(&part) {
                 Some(index) if self.tables[table.0].entries[index].explicit => {
                     return self.fail("a dotted key cannot extend a table declared elsewhere");
@@ -417,8 +417,8 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn pair(&mut self) -> Parsed<(Vec<Cow<'a, str>>, Value<'a>)> {
-        let key = self.key()?;
+    fn pair(&mut self, parents: &mut Vec<Cow<'a, str>>) -> Parsed<(Cow<'a, str>, Value<'a>)> {
+        let key = self.key(parents)?;
         if !self.eat(b'=') {
             return self.fail("expected '=' after the key");
         }
@@ -426,18 +426,19 @@ impl<'a> Parser<'a> {
         Ok((key, self.value()?))
     }
 
-    fn key(&mut self) -> Parsed<Vec<Cow<'a, str>>> {
-        let mut parts = Vec::with_capacity(2);
+    /// The last part of a key; those before it, which most keys lack, go into `parents`.
+    fn key(&mut self, parents: &mut Vec<Cow<'a, str>>) -> Parsed<Cow<'a, str>> {
+        let mut last = self.key_part()?;
         loop {
-            parts.push(self.key_part()?);
-            if parts.len() > MAX_KEY_PARTS {
-                return self.limit("key of very many parts");
-            }
             self.skip_blank();
             if !self.eat(b'.') {
-                return Ok(parts);
+                return Ok(last);
             }
             self.skip_blank();
+            parents.push(std::mem::replace(&mut last, self.key_part()?));
+            if parents.len() == MAX_KEY_PARTS {
+                return self.limit("key of very many parts");
+            }
         }
     }
 
@@ -543,13 +544,11 @@ impl<'a> Parser<'a> {
         }
         loop {
             let start = self.pos;
-            let (mut key, value) = self.pair()?;
+            let mut parents = Vec::new();
+            let (last, value) = self.pair(&mut parents)?;
             self.start = start;
-            let Some(last) = key.pop() else {
-                return self.fail("empty key");
-            };
             let mut table = root;
-            for part in key {
+            for part in parents {
                 table = match self.tables[table.0].find(&part) {
                     Some(index) => self.enter(table, index)?,
                     None => self.add_open_table(table, part).1,
@@ -619,11 +618,7 @@ impl<'a> Parser<'a> {
         let mut text = Cow::Borrowed("");
         loop {
             let start = self.pos;
-            self.skip_while(|b| {
-                b != b'"'
-                    && b != b'\\'
-                    && (b == b'\t' || (multiline && b == b'\n') || !b.is_ascii_control())
-            });
+            self.skip_while(|b| is_plain(b) || (multiline && b == b'\n'));
             let plain = &self.text[start..self.pos];
             if text.is_empty() {
                 text = Cow::Borrowed(plain);
@@ -804,12 +799,36 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// What a byte may be part of: one look-up instead of a chain of comparisons for each byte of a file.
+const BARE: u8 = 1;
+const PLAIN: u8 = 2;
+static CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let b = byte as u8;
+        if b.is_ascii_alphanumeric() || b == b'-' || b == b'_' {
+            classes[byte] |= BARE;
+        }
+        if b == b'\t' || (!b.is_ascii_control() && b != b'"' && b != b'\\') {
+            classes[byte] |= PLAIN;
+        }
+        byte += 1;
+    }
+    classes
+};
+
 fn is_blank(byte: u8) -> bool {
     byte == b' ' || byte == b'\t'
 }
 
 fn is_bare(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
+    CLASSES[usize::from(byte)] & BARE != 0
+}
+
+/// Stands for itself in a string in double quotes.
+fn is_plain(byte: u8) -> bool {
+    CLASSES[usize::from(byte)] & PLAIN != 0
 }
 
 /// Length of digits with single underscores between them, at the start of `bytes`.
@@ -918,9 +937,11 @@ fn parse_time(bytes: &[u8], version: Version) -> Option<(Time, usize)> {
     if byte_at(bytes, 8, b'.').is_none() || length == 0 {
         return Some((time, 8));
     }
-    for i in 0..6 {
-        let digit = if i < length { fraction[i] - b'0' } else { 0 };
-        time.microsecond = time.microsecond * 10 + u32::from(digit);
+    let digits = fraction[..length]
+        .iter()
+        .map(|digit| u32::from(digit - b'0'));
+    for digit in digits.chain(std::iter::repeat(0)).take(6) {
+        time.microsecond = time.microsecond * 10 + digit;
     }
     Some((time, 9 + length))
 }

@@ -18,7 +18,12 @@ struct Problem {
 
 impl From<core::BuildError> for Problem {
     fn from(error: core::BuildError) -> Self {
-        Self { code: error.code, line: error.line, column: error.column, message: error.message }
+        Self {
+            code: error.code,
+            line: error.line,
+            column: error.column,
+            message: error.message,
+        }
     }
 }
 
@@ -79,7 +84,10 @@ fn entry(entry: core::Entry) -> Entry {
         line: entry.line,
         if_missing: entry.if_missing,
         if_directory: entry.if_directory,
-        touched: entry.touched.map(|touched| Touched { line: touched.line, reason: touched.reason }),
+        touched: entry.touched.map(|touched| Touched {
+            line: touched.line,
+            reason: touched.reason,
+        }),
     }
 }
 
@@ -96,7 +104,11 @@ pub fn copy_plan(
     let plan = py.detach(|| -> std::io::Result<Plan> {
         let source = std::fs::read(&dockerfile)?;
         let ignore = core::read_ignore_file(&dockerfile, &context)?;
-        let options = core::PlanOptions { target, build_args, skip_runs: false };
+        let options = core::PlanOptions {
+            target,
+            build_args,
+            skip_runs: false,
+        };
         let plan = core::copy_plan(&source, ignore.as_deref(), &context, &options);
         Ok(Plan {
             entries: plan.entries.into_iter().map(entry).collect(),
@@ -109,7 +121,10 @@ pub fn copy_plan(
             unknowns: plan
                 .unknowns
                 .into_iter()
-                .map(|unknown| Unknown { line: unknown.line, reason: unknown.reason })
+                .map(|unknown| Unknown {
+                    line: unknown.line,
+                    reason: unknown.reason,
+                })
                 .collect(),
         })
     })?;
@@ -149,9 +164,12 @@ struct Parsed {
 #[pyfunction]
 pub fn parse_dockerfile(py: Python<'_>, source: &[u8]) -> impl for<'py> IntoPyObject<'py> {
     match py.detach(|| core::parse(source)) {
-        Err(error) => {
-            Parsed { instructions: Vec::new(), escape: "\\".to_owned(), syntax: None, error: Some(error.into()) }
-        }
+        Err(error) => Parsed {
+            instructions: Vec::new(),
+            escape: "\\".to_owned(),
+            syntax: None,
+            error: Some(error.into()),
+        },
         Ok(parsed) => Parsed {
             instructions: parsed
                 .instructions

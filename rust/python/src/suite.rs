@@ -121,10 +121,11 @@ impl SuiteIndex {
         name: Option<String>,
         metadata: &Bound<'_, PyDict>,
     ) -> PyResult<()> {
-        let info = TaskInfo {
-            name,
-            metadata: entries(metadata, 0)?,
-        };
+        let metadata = entries(metadata, 0)?
+            .into_iter()
+            .map(|(key, value)| (key.into(), value))
+            .collect();
+        let info = TaskInfo { name, metadata };
         match self.lock().tasks.get_mut(position) {
             Some(task) => task.state = State::Read(info),
             None => return Err(PyIndexError::new_err("no such task")),

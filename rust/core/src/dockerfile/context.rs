@@ -59,13 +59,18 @@ impl Context {
     /// Metadata of a cleaned absolute path, the context being `/`; parents that are links are not followed.
     pub fn info(&mut self, path: &str) -> Option<Info> {
         if path == "/" {
-            return Some(Info { kind: FileKind::Directory, mode: 0o755 });
+            return Some(Info {
+                kind: FileKind::Directory,
+                mode: 0o755,
+            });
         }
         let mut directory = "/".to_owned();
         let mut parts = paths::components(path).peekable();
         while let Some(part) = parts.next() {
             let listing = self.list(&directory);
-            let at = listing.binary_search_by(|(name, _)| name.as_str().cmp(part)).ok()?;
+            let at = listing
+                .binary_search_by(|(name, _)| name.as_str().cmp(part))
+                .ok()?;
             let info = &listing[at].1;
             if parts.peek().is_none() {
                 return Some(info.clone());
@@ -87,7 +92,9 @@ impl Context {
         let host = self.root.join(directory.trim_start_matches('/'));
         for entry in fs::read_dir(host).into_iter().flatten().flatten() {
             self.read += 1;
-            let Ok(metadata) = entry.metadata() else { continue };
+            let Ok(metadata) = entry.metadata() else {
+                continue;
+            };
             let Ok(name) = entry.file_name().into_string() else {
                 self.unreadable.push(directory.to_owned());
                 continue;
@@ -95,7 +102,9 @@ impl Context {
             let kind = if metadata.is_dir() {
                 FileKind::Directory
             } else if metadata.is_symlink() {
-                let target = fs::read_link(entry.path()).ok().and_then(|target| target.to_str().map(str::to_owned));
+                let target = fs::read_link(entry.path())
+                    .ok()
+                    .and_then(|target| target.to_str().map(str::to_owned));
                 let Some(target) = target else {
                     self.unreadable.push(directory.to_owned());
                     continue;
@@ -106,7 +115,13 @@ impl Context {
             } else {
                 FileKind::Special
             };
-            found.push((name, Info { kind, mode: metadata.permissions().mode() & 0o7777 }));
+            found.push((
+                name,
+                Info {
+                    kind,
+                    mode: metadata.permissions().mode() & 0o7777,
+                },
+            ));
         }
         found.sort_by(|(left, _), (right, _)| left.cmp(right));
         if !self.ignore.is_empty() {
@@ -114,13 +129,22 @@ impl Context {
             found.retain(|(name, info)| self.is_visible(directory, name, info, parent.as_deref()));
         }
         let listing = Rc::new(found);
-        self.listings.insert(directory.to_owned(), Rc::clone(&listing));
+        self.listings
+            .insert(directory.to_owned(), Rc::clone(&listing));
         listing
     }
 
-    fn is_visible(&mut self, directory: &str, name: &str, info: &Info, parent: Option<&Matches>) -> bool {
+    fn is_visible(
+        &mut self,
+        directory: &str,
+        name: &str,
+        info: &Info,
+        parent: Option<&Matches>,
+    ) -> bool {
         let path = paths::join(directory, name);
-        let (ignored, matches) = self.ignore.matches_below(path.trim_start_matches('/'), parent);
+        let (ignored, matches) = self
+            .ignore
+            .matches_below(path.trim_start_matches('/'), parent);
         if info.kind == FileKind::Directory {
             self.matches.insert(path.clone(), Some(Rc::new(matches)));
         }

@@ -15,7 +15,11 @@ pub fn parse_ignore_file(source: &[u8]) -> Result<Vec<(usize, String)>, BuildErr
     let mut patterns = Vec::new();
     for (index, line) in source.split(|byte| *byte == b'\n').enumerate() {
         if line.len() > MAX_LINE {
-            return Err(BuildError::new("ignore-line-too-long", index + 1, "a .dockerignore line is longer than 64 KiB"));
+            return Err(BuildError::new(
+                "ignore-line-too-long",
+                index + 1,
+                "a .dockerignore line is longer than 64 KiB",
+            ));
         }
         if line.starts_with(b"#") {
             continue;
@@ -29,7 +33,11 @@ pub fn parse_ignore_file(source: &[u8]) -> Result<Vec<(usize, String)>, BuildErr
             Some(rest) => ("!", rest.trim()),
             None => ("", text),
         };
-        let mut cleaned = if pattern.is_empty() { String::new() } else { paths::clean(pattern) };
+        let mut cleaned = if pattern.is_empty() {
+            String::new()
+        } else {
+            paths::clean(pattern)
+        };
         if cleaned.len() > 1 && cleaned.starts_with('/') {
             cleaned.remove(0);
         }
@@ -74,7 +82,10 @@ enum Token {
     DeepRest,
     /// A trailing `**`.
     All,
-    Class { negated: bool, ranges: Vec<(char, char)> },
+    Class {
+        negated: bool,
+        ranges: Vec<(char, char)>,
+    },
     /// `^` isn't escaped in moby's regular expression, so it anchors.
     Start,
 }
@@ -118,10 +129,15 @@ impl IgnorePatterns {
             }
             compiled.has_exceptions |= exception;
             let Some(matcher) = compile(&text) else {
-                let message = format!("pattern {text:?} has a meaning of its own in Docker's matcher");
+                let message =
+                    format!("pattern {text:?} has a meaning of its own in Docker's matcher");
                 return Err(PatternProblem::Unclear { index, message });
             };
-            compiled.patterns.push(Pattern { exception, text, matcher });
+            compiled.patterns.push(Pattern {
+                exception,
+                text,
+                matcher,
+            });
         }
         Ok(compiled)
     }
@@ -141,7 +157,10 @@ impl IgnorePatterns {
     pub fn matches(&self, path: &str) -> bool {
         let mut parent = None;
         let mut matched = false;
-        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        let ends = path
+            .match_indices('/')
+            .map(|(at, _)| at)
+            .chain([path.len()]);
         for end in ends {
             let (result, matches) = self.matches_below(&path[..end], parent.as_ref());
             matched = result;
@@ -178,7 +197,8 @@ impl Pattern {
             Matcher::Exact => path == self.text,
             Matcher::Prefix(prefix) => path.starts_with(prefix.as_str()),
             Matcher::Suffix(suffix) => {
-                path.ends_with(suffix.as_str()) || suffix.strip_prefix('/').is_some_and(|rest| rest == path)
+                path.ends_with(suffix.as_str())
+                    || suffix.strip_prefix('/').is_some_and(|rest| rest == path)
             }
             Matcher::Tokens(tokens) => tokens_match(tokens, path),
         }
@@ -308,9 +328,10 @@ fn tokens_match(tokens: &[Token], path: &str) -> bool {
                 Token::Star => (ch != '/', false),
                 Token::DeepRest => (ch != '\n', ch == '/'),
                 Token::All => (ch != '\n', false),
-                Token::Class { negated, ranges } => {
-                    (false, ranges.iter().any(|(low, high)| *low <= ch && ch <= *high) != *negated)
-                }
+                Token::Class { negated, ranges } => (
+                    false,
+                    ranges.iter().any(|(low, high)| *low <= ch && ch <= *high) != *negated,
+                ),
                 Token::Deep | Token::Start => (false, false),
             };
             next[index] |= stay;

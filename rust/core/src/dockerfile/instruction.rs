@@ -6,8 +6,24 @@ use super::{BuildError, parser};
 pub const HEREDOC_KEYWORDS: [&str; 3] = ["ADD", "COPY", "RUN"];
 
 const KEYWORDS: [&str; 18] = [
-    "ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER",
-    "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+    "ADD",
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "MAINTAINER",
+    "ONBUILD",
+    "RUN",
+    "SHELL",
+    "STOPSIGNAL",
+    "USER",
+    "VOLUME",
+    "WORKDIR",
 ];
 
 #[derive(Debug, Clone)]
@@ -105,7 +121,10 @@ pub fn parts(dockerfile: &Dockerfile) -> Result<Parts, BuildError> {
         match (stages.last_mut(), &command.kind) {
             (None, CommandKind::Arg(_)) => global_args.push(command),
             (None, _) => {
-                let message = format!("{} stands before the first FROM; only ARG may", instruction.keyword);
+                let message = format!(
+                    "{} stands before the first FROM; only ARG may",
+                    instruction.keyword
+                );
                 return fail("before-from", instruction.line, message);
             }
             (Some(stage), _) => stage.commands.push(command),
@@ -113,9 +132,16 @@ pub fn parts(dockerfile: &Dockerfile) -> Result<Parts, BuildError> {
     }
     if stages.is_empty() {
         let line = dockerfile.instructions.last().map_or(0, |last| last.line);
-        return fail("no-from", line, "there is no FROM, so there is nothing to build");
+        return fail(
+            "no-from",
+            line,
+            "there is no FROM, so there is nothing to build",
+        );
     }
-    Ok(Parts { stages, global_args })
+    Ok(Parts {
+        stages,
+        global_args,
+    })
 }
 
 fn stage(instruction: &Instruction) -> Result<Stage, BuildError> {
@@ -126,17 +152,38 @@ fn stage(instruction: &Instruction) -> Result<Stage, BuildError> {
         3 if args[1].eq_ignore_ascii_case("as") => {
             let name = args[2].to_lowercase();
             let valid = name.starts_with(|ch: char| ch.is_ascii_lowercase())
-                && name.chars().all(|ch| ch.is_ascii_lowercase() || ch.is_ascii_digit() || "-_.".contains(ch));
+                && name
+                    .chars()
+                    .all(|ch| ch.is_ascii_lowercase() || ch.is_ascii_digit() || "-_.".contains(ch));
             if !valid {
-                let message = format!("stage name {:?} must begin with a letter and hold only a-z 0-9 - _ .", args[2]);
+                let message = format!(
+                    "stage name {:?} must begin with a letter and hold only a-z 0-9 - _ .",
+                    args[2]
+                );
                 return fail("stage-name", line, message);
             }
             name
         }
-        _ => return fail("from-arguments", line, "FROM takes an image, or an image, AS and a name"),
+        _ => {
+            return fail(
+                "from-arguments",
+                line,
+                "FROM takes an image, or an image, AS and a name",
+            );
+        }
     };
-    let flags = Flags::parse(instruction, &instruction.flags, &[("platform", FlagKind::Text)])?;
-    Ok(Stage { base: args[0].clone(), name, platform: flags.text("platform"), commands: Vec::new(), line })
+    let flags = Flags::parse(
+        instruction,
+        &instruction.flags,
+        &[("platform", FlagKind::Text)],
+    )?;
+    Ok(Stage {
+        base: args[0].clone(),
+        name,
+        platform: flags.text("platform"),
+        commands: Vec::new(),
+        line,
+    })
 }
 
 pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
@@ -146,13 +193,21 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
     let no_flags = || Flags::parse(instruction, &instruction.flags, &[]).map(|_| ());
     let at_least_one = || {
         if args.is_empty() {
-            return fail("arguments", line, format!("{keyword} needs at least one argument"));
+            return fail(
+                "arguments",
+                line,
+                format!("{keyword} needs at least one argument"),
+            );
         }
         Ok(())
     };
     let exactly_one = || {
         if args.len() != 1 {
-            return fail("arguments", line, format!("{keyword} needs exactly one argument"));
+            return fail(
+                "arguments",
+                line,
+                format!("{keyword} needs exactly one argument"),
+            );
         }
         Ok(())
     };
@@ -160,15 +215,22 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
         "ENV" | "LABEL" => {
             no_flags()?;
             at_least_one()?;
-            let pairs: Vec<(String, String)> =
-                args.chunks(3).map(|chunk| (chunk[0].clone(), chunk.get(1).cloned().unwrap_or_default())).collect();
+            let pairs: Vec<(String, String)> = args
+                .chunks(3)
+                .map(|chunk| (chunk[0].clone(), chunk.get(1).cloned().unwrap_or_default()))
+                .collect();
             if pairs.iter().any(|(name, _)| name.is_empty()) {
                 return fail("blank-name", line, format!("{keyword}: a name is empty"));
             }
             if keyword == "ENV" {
                 CommandKind::Env(pairs)
             } else {
-                CommandKind::Words(pairs.into_iter().flat_map(|(name, value)| [name, value]).collect())
+                CommandKind::Words(
+                    pairs
+                        .into_iter()
+                        .flat_map(|(name, value)| [name, value])
+                        .collect(),
+                )
             }
         }
         "ARG" => {
@@ -228,7 +290,11 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
             no_flags()?;
             at_least_one()?;
             if !instruction.json {
-                return fail("shell-form", line, "SHELL needs its arguments as a JSON array");
+                return fail(
+                    "shell-form",
+                    line,
+                    "SHELL needs its arguments as a JSON array",
+                );
             }
             CommandKind::Shell(args.clone())
         }
@@ -240,7 +306,10 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
         "ONBUILD" => onbuild(instruction)?,
         _ => {
             let mut message = format!("unknown instruction {keyword:?}");
-            if let Some(near) = KEYWORDS.iter().find(|known| within_two_edits(known, keyword)) {
+            if let Some(near) = KEYWORDS
+                .iter()
+                .find(|known| within_two_edits(known, keyword))
+            {
                 message.push_str(&format!("; did you mean {near}?"));
             }
             return fail("unknown-instruction", line, message);
@@ -252,12 +321,18 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
 fn healthcheck(instruction: &Instruction) -> Result<(), BuildError> {
     let line = instruction.line;
     match instruction.args[0].to_uppercase().as_str() {
-        "NONE" if instruction.args.len() > 1 => fail("arguments", line, "HEALTHCHECK NONE takes no argument"),
+        "NONE" if instruction.args.len() > 1 => {
+            fail("arguments", line, "HEALTHCHECK NONE takes no argument")
+        }
         "NONE" => Ok(()),
         "CMD" => {
             let text = FlagKind::Text;
             let known = [
-                ("interval", text), ("timeout", text), ("start-period", text), ("start-interval", text), ("retries", text),
+                ("interval", text),
+                ("timeout", text),
+                ("start-period", text),
+                ("start-interval", text),
+                ("retries", text),
             ];
             Flags::parse(instruction, &instruction.flags, &known)?;
             if instruction.args.len() < 2 {
@@ -265,7 +340,11 @@ fn healthcheck(instruction: &Instruction) -> Result<(), BuildError> {
             }
             Ok(())
         }
-        other => fail("arguments", line, format!("HEALTHCHECK knows NONE and CMD, not {other:?}")),
+        other => fail(
+            "arguments",
+            line,
+            format!("HEALTHCHECK knows NONE and CMD, not {other:?}"),
+        ),
     }
 }
 
@@ -276,7 +355,11 @@ fn onbuild(instruction: &Instruction) -> Result<CommandKind, BuildError> {
     };
     Flags::parse(instruction, &instruction.flags, &[])?;
     if matches!(trigger.as_str(), "ONBUILD" | "FROM" | "MAINTAINER") {
-        return fail("onbuild-trigger", line, format!("ONBUILD {trigger} is not allowed"));
+        return fail(
+            "onbuild-trigger",
+            line,
+            format!("ONBUILD {trigger} is not allowed"),
+        );
     }
     let trimmed = instruction.original.trim_start();
     let inner = trimmed.get("ONBUILD".len()..).unwrap_or("").trim_start();
@@ -291,7 +374,12 @@ fn onbuild(instruction: &Instruction) -> Result<CommandKind, BuildError> {
 
 fn run(instruction: &Instruction) -> Result<Run, BuildError> {
     let text = FlagKind::Text;
-    let known = [("mount", FlagKind::Texts), ("network", text), ("security", text), ("device", FlagKind::Texts)];
+    let known = [
+        ("mount", FlagKind::Texts),
+        ("network", text),
+        ("security", text),
+        ("device", FlagKind::Texts),
+    ];
     let flags = Flags::parse(instruction, &instruction.flags, &known)?;
     let mounts_from = flags
         .texts("mount")
@@ -300,13 +388,22 @@ fn run(instruction: &Instruction) -> Result<Run, BuildError> {
         .filter_map(|field| field.strip_prefix("from="))
         .map(str::to_owned)
         .collect();
-    Ok(Run { args: instruction.args.clone(), json: instruction.json, heredocs: instruction.heredocs.clone(), mounts_from })
+    Ok(Run {
+        args: instruction.args.clone(),
+        json: instruction.json,
+        heredocs: instruction.heredocs.clone(),
+        mounts_from,
+    })
 }
 
 fn copy(instruction: &Instruction) -> Result<Copy, BuildError> {
     let line = instruction.line;
     let keyword = instruction.keyword.as_str();
-    let Some((destination, sources)) = instruction.args.split_last().filter(|(_, sources)| !sources.is_empty()) else {
+    let Some((destination, sources)) = instruction
+        .args
+        .split_last()
+        .filter(|(_, sources)| !sources.is_empty())
+    else {
         let message = format!("{keyword} needs at least one source and a destination");
         return fail("copy-arguments", line, message);
     };
@@ -314,18 +411,32 @@ fn copy(instruction: &Instruction) -> Result<Copy, BuildError> {
     let is_add = keyword == "ADD";
     let flags = if is_add {
         let known = [
-            ("chown", text), ("chmod", text), ("link", boolean), ("keep-git-dir", boolean), ("checksum", text),
-            ("unpack", boolean), ("exclude", texts),
+            ("chown", text),
+            ("chmod", text),
+            ("link", boolean),
+            ("keep-git-dir", boolean),
+            ("checksum", text),
+            ("unpack", boolean),
+            ("exclude", texts),
         ];
         Flags::parse(instruction, &instruction.flags, &known)?
     } else {
         let known = [
-            ("chown", text), ("from", text), ("chmod", text), ("link", boolean), ("exclude", texts), ("parents", boolean),
+            ("chown", text),
+            ("from", text),
+            ("chmod", text),
+            ("link", boolean),
+            ("exclude", texts),
+            ("parents", boolean),
         ];
         Flags::parse(instruction, &instruction.flags, &known)?
     };
     if matches!(heredoc_word(destination), Ok(Some(_))) {
-        return fail("heredoc-destination", line, format!("{keyword}: the destination cannot be a heredoc"));
+        return fail(
+            "heredoc-destination",
+            line,
+            format!("{keyword}: the destination cannot be a heredoc"),
+        );
     }
     let mut copy = Copy {
         is_add,
@@ -346,10 +457,19 @@ fn copy(instruction: &Instruction) -> Result<Copy, BuildError> {
             continue;
         };
         // By name, so that of two heredocs with one name the last body serves both.
-        let data = instruction.heredocs.iter().rfind(|found| found.name == heredoc.name);
-        let data = data.map(|found| found.content.as_slice()).unwrap_or_default();
+        let data = instruction
+            .heredocs
+            .iter()
+            .rfind(|found| found.name == heredoc.name);
+        let data = data
+            .map(|found| found.content.as_slice())
+            .unwrap_or_default();
         copy.contents.push(Content {
-            data: if heredoc.chomp { chomp(data) } else { data.to_vec() },
+            data: if heredoc.chomp {
+                chomp(data)
+            } else {
+                data.to_vec()
+            },
             name: heredoc.name,
             expand: heredoc.expand,
         });
@@ -383,22 +503,41 @@ impl<'a> Flags<'a> {
             let bare = name.strip_prefix("--").unwrap_or(name);
             let Some(&(name, kind)) = known.iter().find(|(known, _)| *known == bare) else {
                 let mut message = format!("{keyword} has no flag --{bare}");
-                if let Some((near, _)) = known.iter().find(|(known, _)| within_two_edits(known, bare)) {
+                if let Some((near, _)) = known
+                    .iter()
+                    .find(|(known, _)| within_two_edits(known, bare))
+                {
                     message.push_str(&format!("; did you mean --{near}?"));
                 }
                 return fail("unknown-flag", line, message);
             };
             if kind != FlagKind::Texts && flags.iter().any(|(seen, _)| *seen == name) {
-                return fail("repeated-flag", line, format!("{keyword}: --{name} is given twice"));
+                return fail(
+                    "repeated-flag",
+                    line,
+                    format!("{keyword}: --{name} is given twice"),
+                );
             }
             let value = match (kind, value) {
                 (FlagKind::Boolean, None) => "true".to_owned(),
                 (FlagKind::Boolean, Some(value)) => match value.to_lowercase().as_str() {
                     lower @ ("true" | "false") => lower.to_owned(),
-                    _ => return fail("flag-value", line, format!("{keyword}: --{name} is true or false, not {value:?}")),
+                    _ => {
+                        return fail(
+                            "flag-value",
+                            line,
+                            format!("{keyword}: --{name} is true or false, not {value:?}"),
+                        );
+                    }
                 },
                 (_, Some(value)) => value.to_owned(),
-                (_, None) => return fail("flag-value", line, format!("{keyword}: --{name} needs a value")),
+                (_, None) => {
+                    return fail(
+                        "flag-value",
+                        line,
+                        format!("{keyword}: --{name} needs a value"),
+                    );
+                }
             };
             flags.push((name, value));
         }
@@ -406,7 +545,11 @@ impl<'a> Flags<'a> {
     }
 
     fn texts(&self, name: &str) -> Vec<String> {
-        self.0.iter().filter(|(known, _)| *known == name).map(|(_, value)| value.clone()).collect()
+        self.0
+            .iter()
+            .filter(|(known, _)| *known == name)
+            .map(|(_, value)| value.clone())
+            .collect()
     }
 
     fn text(&self, name: &str) -> String {
@@ -419,7 +562,8 @@ impl<'a> Flags<'a> {
 }
 
 fn within_two_edits(left: &str, right: &str) -> bool {
-    let (left, right): (Vec<char>, Vec<char>) = (left.chars().collect(), right.chars().take(20).collect());
+    let (left, right): (Vec<char>, Vec<char>) =
+        (left.chars().collect(), right.chars().take(20).collect());
     let mut row: Vec<usize> = (0..=right.len()).collect();
     for (i, a) in left.iter().enumerate() {
         let mut diagonal = row[0];
@@ -441,7 +585,11 @@ pub fn trigger(onbuild: &Onbuild, line: usize) -> Result<Command, BuildError> {
     };
     let parsed = parser::parse(&onbuild.text).map_err(at_line)?;
     let [instruction] = parsed.instructions.as_slice() else {
-        return fail("onbuild-trigger", line, "ONBUILD holds more than one instruction");
+        return fail(
+            "onbuild-trigger",
+            line,
+            "ONBUILD holds more than one instruction",
+        );
     };
     let mut command = command(instruction).map_err(at_line)?;
     command.line = line;

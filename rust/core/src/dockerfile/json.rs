@@ -12,7 +12,11 @@ pub enum JsonArray {
 const MAX_DEPTH: usize = 10_000;
 
 pub fn parse_array(text: &str) -> JsonArray {
-    let mut reader = Reader { bytes: text.as_bytes(), text, at: 0 };
+    let mut reader = Reader {
+        bytes: text.as_bytes(),
+        text,
+        at: 0,
+    };
     match reader.array() {
         Some(result) => result,
         None => JsonArray::Invalid,
@@ -72,7 +76,11 @@ impl Reader<'_> {
         if self.at != self.bytes.len() {
             return None;
         }
-        Some(if only_strings { JsonArray::Strings(strings) } else { JsonArray::OtherElements })
+        Some(if only_strings {
+            JsonArray::Strings(strings)
+        } else {
+            JsonArray::OtherElements
+        })
     }
 
     /// Checks any value. Open brackets live in a vector, so that depth costs no stack.
@@ -117,7 +125,9 @@ impl Reader<'_> {
                 _ => self.number()?,
             }
             loop {
-                let Some(&bracket) = open.last() else { return Some(()) };
+                let Some(&bracket) = open.last() else {
+                    return Some(());
+                };
                 self.space();
                 match (self.peek()?, bracket) {
                     (b',', _) => {
@@ -145,7 +155,9 @@ impl Reader<'_> {
     }
 
     fn word(&mut self, word: &str) -> Option<()> {
-        self.bytes[self.at..].starts_with(word.as_bytes()).then(|| self.at += word.len())
+        self.bytes[self.at..]
+            .starts_with(word.as_bytes())
+            .then(|| self.at += word.len())
     }
 
     fn digits(&mut self) -> Option<()> {

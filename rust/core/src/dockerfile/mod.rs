@@ -20,7 +20,9 @@ mod tree;
 pub use ignore::{IgnorePatterns, parse_ignore_file};
 pub use parser::{Dockerfile, Heredoc, Instruction, parse};
 pub use pathmatch::{BadPattern, match_path};
-pub use plan::{CopyPlan, Entry, EntryKind, PlanOptions, Touched, Unknown, copy_plan, read_ignore_file};
+pub use plan::{
+    CopyPlan, Entry, EntryKind, PlanOptions, Touched, Unknown, copy_plan, read_ignore_file,
+};
 pub use shell::{ShellError, Value, expand};
 
 /// Something that a build refuses.
@@ -37,7 +39,12 @@ pub struct BuildError {
 
 impl BuildError {
     pub(crate) fn new(code: &'static str, line: usize, message: impl Into<String>) -> Self {
-        Self { code, line, column: None, message: message.into() }
+        Self {
+            code,
+            line,
+            column: None,
+            message: message.into(),
+        }
     }
 }
 

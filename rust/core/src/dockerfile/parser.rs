@@ -62,7 +62,9 @@ impl<'a> Lines<'a> {
         if self.rest.is_empty() || self.too_long {
             return None;
         }
-        let newline = self.rest[..self.rest.len().min(MAX_LINE)].iter().position(|byte| *byte == b'\n');
+        let newline = self.rest[..self.rest.len().min(MAX_LINE)]
+            .iter()
+            .position(|byte| *byte == b'\n');
         let length = match newline {
             Some(at) => at + 1,
             None if self.rest.len() < MAX_LINE => self.rest.len(),
@@ -83,8 +85,17 @@ impl<'a> Lines<'a> {
 /// # Errors
 /// The first thing that BuildKit's parser refuses. Unknown instructions and wrong arguments are not errors here.
 pub fn parse(source: &[u8]) -> Result<Dockerfile, BuildError> {
-    let mut lines = Lines { rest: source.strip_prefix(b"\xef\xbb\xbf").unwrap_or(source), number: 0, too_long: false };
-    let mut directives = Directives { seen: Vec::new(), done: false, escape: '\\', syntax: None };
+    let mut lines = Lines {
+        rest: source.strip_prefix(b"\xef\xbb\xbf").unwrap_or(source),
+        number: 0,
+        too_long: false,
+    };
+    let mut directives = Directives {
+        seen: Vec::new(),
+        done: false,
+        escape: '\\',
+        syntax: None,
+    };
     let mut instructions = Vec::new();
     while let Some(raw) = lines.next() {
         let text = decode(raw);
@@ -122,13 +133,21 @@ pub fn parse(source: &[u8]) -> Result<Dockerfile, BuildError> {
         instructions.push(instruction);
     }
     if instructions.is_empty() {
-        return Err(BuildError::new("no-instructions", lines.number, "the Dockerfile holds no instruction"));
+        return Err(BuildError::new(
+            "no-instructions",
+            lines.number,
+            "the Dockerfile holds no instruction",
+        ));
     }
     if lines.too_long {
         let message = format!("the line is longer than {} bytes", MAX_LINE - 1);
         return Err(BuildError::new("line-too-long", lines.number + 1, message));
     }
-    Ok(Dockerfile { instructions, escape: directives.escape, syntax: directives.syntax })
+    Ok(Dockerfile {
+        instructions,
+        escape: directives.escape,
+        syntax: directives.syntax,
+    })
 }
 
 fn decode(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
@@ -200,9 +219,14 @@ fn split_directive(text: &str) -> Option<(&str, &str)> {
     let trimmed = value.trim_matches(is_regex_space);
     // A value of blanks alone is its last blank.
     let last = value.len().saturating_sub(1);
-    let value = if trimmed.is_empty() { value.get(last..).unwrap_or("") } else { trimmed };
+    let value = if trimmed.is_empty() {
+        value.get(last..).unwrap_or("")
+    } else {
+        trimmed
+    };
     let mut key_chars = key.chars();
-    let valid = key_chars.next()?.is_ascii_alphabetic() && key_chars.all(|ch| ch.is_ascii_alphanumeric());
+    let valid =
+        key_chars.next()?.is_ascii_alphabetic() && key_chars.all(|ch| ch.is_ascii_alphanumeric());
     (valid && !value.is_empty()).then_some((key, value))
 }
 
@@ -215,13 +239,19 @@ pub fn is_blank(ch: char) -> bool {
     matches!(ch, '\t' | '\x0b' | '\x0c' | '\r' | ' ')
 }
 
-fn instruction_from_line(line: &str, escape: char, number: usize) -> Result<Instruction, BuildError> {
+fn instruction_from_line(
+    line: &str,
+    escape: char,
+    number: usize,
+) -> Result<Instruction, BuildError> {
     let mut current = split_line(line, escape, number)?;
     if current.keyword != "ONBUILD" {
         return Ok(current);
     }
     // ONBUILD nests without limit in the grammar (a later check refuses it), so no recursion.
-    let Some(rest) = current.args.pop() else { return Ok(current) };
+    let Some(rest) = current.args.pop() else {
+        return Ok(current);
+    };
     let mut inner_line = rest;
     let mut args = Vec::new();
     loop {
@@ -318,8 +348,19 @@ fn split_flags(text: &str, escape: char) -> (Vec<String>, &str) {
     }
 }
 
-fn arguments(keyword: &str, rest: &str, escape: char, number: usize) -> Result<(Vec<String>, bool), BuildError> {
-    let one = || if rest.is_empty() { Vec::new() } else { vec![rest.to_owned()] };
+fn arguments(
+    keyword: &str,
+    rest: &str,
+    escape: char,
+    number: usize,
+) -> Result<(Vec<String>, bool), BuildError> {
+    let one = || {
+        if rest.is_empty() {
+            Vec::new()
+        } else {
+            vec![rest.to_owned()]
+        }
+    };
     Ok(match keyword {
         "ADD" | "COPY" | "VOLUME" => match json_form(rest, number)? {
             Some(args) => (args, true),
@@ -333,10 +374,16 @@ fn arguments(keyword: &str, rest: &str, escape: char, number: usize) -> Result<(
         "ARG" => (quoted_words(rest, escape), false),
         "ENV" | "LABEL" => (name_values(keyword, rest, escape, number)?, false),
         "HEALTHCHECK" => {
-            let end = rest.find(|ch: char| ch.is_ascii() && is_latin1_space(ch as u8)).unwrap_or(rest.len());
+            let end = rest
+                .find(|ch: char| ch.is_ascii() && is_latin1_space(ch as u8))
+                .unwrap_or(rest.len());
             let (kind, rest) = rest.split_at(end);
             let rest = rest.trim_start();
-            let mut args = if kind.is_empty() { Vec::new() } else { vec![kind.to_owned()] };
+            let mut args = if kind.is_empty() {
+                Vec::new()
+            } else {
+                vec![kind.to_owned()]
+            };
             let json = json_form(rest, number)?;
             let is_json = json.is_some();
             match json {
@@ -358,14 +405,19 @@ fn json_form(rest: &str, number: usize) -> Result<Option<Vec<String>>, BuildErro
     match parse_array(rest) {
         JsonArray::Strings(strings) => Ok(Some(strings)),
         JsonArray::Invalid => Ok(None),
-        JsonArray::OtherElements => {
-            Err(BuildError::new("json-not-strings", number, "the JSON array may hold nothing but strings"))
-        }
+        JsonArray::OtherElements => Err(BuildError::new(
+            "json-not-strings",
+            number,
+            "the JSON array may hold nothing but strings",
+        )),
     }
 }
 
 fn blank_words(rest: &str) -> Vec<String> {
-    rest.split(is_blank).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    rest.split(is_blank)
+        .filter(|word| !word.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Words of ARG, ENV and LABEL: quotes group, and stay.
@@ -404,9 +456,16 @@ fn quoted_words(rest: &str, escape: char) -> Vec<String> {
     words
 }
 
-fn name_values(keyword: &str, rest: &str, escape: char, number: usize) -> Result<Vec<String>, BuildError> {
+fn name_values(
+    keyword: &str,
+    rest: &str,
+    escape: char,
+    number: usize,
+) -> Result<Vec<String>, BuildError> {
     let words = quoted_words(rest, escape);
-    let Some(first) = words.first() else { return Ok(Vec::new()) };
+    let Some(first) = words.first() else {
+        return Ok(Vec::new());
+    };
     if !first.contains('=') {
         let Some(at) = rest.find(is_blank) else {
             let message = format!("{keyword} needs a name and a value");
@@ -418,7 +477,9 @@ fn name_values(keyword: &str, rest: &str, escape: char, number: usize) -> Result
     let mut args = Vec::with_capacity(words.len() * 3);
     for word in &words {
         let Some((name, value)) = word.split_once('=') else {
-            let message = format!("{keyword}: {word:?} has no `=`; write name=value, and quote a value with blanks");
+            let message = format!(
+                "{keyword}: {word:?} has no `=`; write name=value, and quote a value with blanks"
+            );
             return Err(BuildError::new("missing-equals", number, message));
         };
         args.extend([name.to_owned(), value.to_owned(), "=".to_owned()]);
@@ -449,13 +510,19 @@ fn lexer_error(error: ShellError, number: usize) -> BuildError {
         ShellError::Syntax(message) => message,
         ShellError::Limit(message) => message.to_owned(),
     };
-    BuildError::new("heredoc-word", number, format!("the heredoc's name cannot be read: {message}"))
+    BuildError::new(
+        "heredoc-word",
+        number,
+        format!("the heredoc's name cannot be read: {message}"),
+    )
 }
 
 /// Reads `3<<-"NAME"`; none if the word is no heredoc.
 pub fn heredoc_word(word: &str) -> Result<Option<Heredoc>, ShellError> {
     let digits = word.bytes().take_while(u8::is_ascii_digit).count();
-    let Some(rest) = word[digits..].strip_prefix("<<") else { return Ok(None) };
+    let Some(rest) = word[digits..].strip_prefix("<<") else {
+        return Ok(None);
+    };
     let (chomp, rest) = match rest.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, rest),
@@ -497,7 +564,10 @@ fn read_body(heredoc: &mut Heredoc, lines: &mut Lines, start: usize) -> Result<(
         }
         heredoc.content.extend_from_slice(raw);
     }
-    let message = format!("the heredoc {:?} isn't closed: no line holds just its name", heredoc.name);
+    let message = format!(
+        "the heredoc {:?} isn't closed: no line holds just its name",
+        heredoc.name
+    );
     Err(BuildError::new("heredoc-unterminated", start, message))
 }
 

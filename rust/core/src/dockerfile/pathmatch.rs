@@ -146,7 +146,10 @@ fn match_chunk<'a>(mut chunk: &str, name: &'a str) -> Result<Option<&'a str>, Ba
 
 fn class_char(chunk: &str) -> Result<(char, &str), BadPattern> {
     let mut chars = chunk.chars();
-    let mut ch = chars.next().filter(|ch| !matches!(ch, '-' | ']')).ok_or(BadPattern)?;
+    let mut ch = chars
+        .next()
+        .filter(|ch| !matches!(ch, '-' | ']'))
+        .ok_or(BadPattern)?;
     if ch == '\\' {
         ch = chars.next().ok_or(BadPattern)?;
     }

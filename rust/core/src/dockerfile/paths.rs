@@ -37,7 +37,11 @@ pub fn join(directory: &str, name: &str) -> String {
 /// Last component, `/` for the root.
 pub fn base(path: &str) -> &str {
     let trimmed = path.trim_end_matches('/');
-    if trimmed.is_empty() { "/" } else { trimmed.rsplit('/').next().unwrap_or(trimmed) }
+    if trimmed.is_empty() {
+        "/"
+    } else {
+        trimmed.rsplit('/').next().unwrap_or(trimmed)
+    }
 }
 
 /// The directory of a cleaned absolute path.
@@ -49,5 +53,6 @@ pub fn parent(path: &str) -> &str {
 }
 
 pub fn components(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').filter(|part| !part.is_empty() && *part != ".")
+    path.split('/')
+        .filter(|part| !part.is_empty() && *part != ".")
 }

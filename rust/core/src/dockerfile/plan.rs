@@ -90,8 +90,17 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Set by the builder for the machine it runs on.
 const PLATFORM_ARGS: [&str; 11] = [
-    "BUILDPLATFORM", "BUILDOS", "BUILDOSVERSION", "BUILDARCH", "BUILDVARIANT", "TARGETPLATFORM", "TARGETOS",
-    "TARGETOSVERSION", "TARGETARCH", "TARGETVARIANT", "TARGETSTAGE",
+    "BUILDPLATFORM",
+    "BUILDOS",
+    "BUILDOSVERSION",
+    "BUILDARCH",
+    "BUILDVARIANT",
+    "TARGETPLATFORM",
+    "TARGETOS",
+    "TARGETOSVERSION",
+    "TARGETARCH",
+    "TARGETVARIANT",
+    "TARGETSTAGE",
 ];
 
 const MAX_ENTRIES: usize = 1_000_000;
@@ -107,7 +116,12 @@ const MAX_PATH: usize = 4096;
 ///
 /// `ignore_name` is the Dockerfile's own name: `NAME.dockerignore` beside it wins over `.dockerignore`.
 /// What a build refuses stands in `errors`; the rest of the plan is then as complete as it can be.
-pub fn copy_plan(dockerfile: &[u8], ignore_file: Option<&[u8]>, context: &Path, options: &PlanOptions) -> CopyPlan {
+pub fn copy_plan(
+    dockerfile: &[u8],
+    ignore_file: Option<&[u8]>,
+    context: &Path,
+    options: &PlanOptions,
+) -> CopyPlan {
     let mut planner = Planner {
         plan: CopyPlan::default(),
         context: None,
@@ -217,21 +231,38 @@ fn unclear<T>(reason: impl Into<String>) -> Result<T, Stop> {
 
 impl Planner<'_> {
     fn unknown(&mut self, line: usize, reason: impl Into<String>) {
-        self.plan.unknowns.push(Unknown { line, reason: reason.into() });
+        self.plan.unknowns.push(Unknown {
+            line,
+            reason: reason.into(),
+        });
     }
 
-    fn run(&mut self, source: &[u8], ignore_file: Option<&[u8]>, root: &Path) -> Result<(), BuildError> {
+    fn run(
+        &mut self,
+        source: &[u8],
+        ignore_file: Option<&[u8]>,
+        root: &Path,
+    ) -> Result<(), BuildError> {
         let parsed = parser::parse(source)?;
         self.escape = parsed.escape;
-        self.lines = String::from_utf8_lossy(source).lines().map(str::to_owned).collect();
+        self.lines = String::from_utf8_lossy(source)
+            .lines()
+            .map(str::to_owned)
+            .collect();
         if let Some(syntax) = &parsed.syntax
             && !syntax.contains("docker/dockerfile")
         {
             self.unknown(1, format!("the frontend {syntax:?} may have other rules"));
         }
-        let Parts { stages, global_args } = instruction::parts(&parsed)?;
+        let Parts {
+            stages,
+            global_args,
+        } = instruction::parts(&parsed)?;
         if stages.len() > MAX_STAGES {
-            self.unknown(stages[MAX_STAGES].line, format!("there are more than {MAX_STAGES} stages"));
+            self.unknown(
+                stages[MAX_STAGES].line,
+                format!("there are more than {MAX_STAGES} stages"),
+            );
             return Ok(());
         }
         self.global_args(&global_args)?;
@@ -239,7 +270,11 @@ impl Planner<'_> {
         let target = match &self.options.target {
             None => stages.len() - 1,
             Some(name) => *graph.names.get(&name.to_lowercase()).ok_or_else(|| {
-                BuildError::new("target-missing", 0, format!("there is no stage {name:?} to build"))
+                BuildError::new(
+                    "target-missing",
+                    0,
+                    format!("there is no stage {name:?} to build"),
+                )
             })?,
         };
         let needed = graph.needed(&stages, target, self.escape)?;
@@ -255,7 +290,12 @@ impl Planner<'_> {
             unreadable.sort();
             unreadable.dedup();
             for directory in unreadable {
-                self.unknown(0, format!("a name or link in the context's {directory:?} isn't UTF-8; it is left out"));
+                self.unknown(
+                    0,
+                    format!(
+                        "a name or link in the context's {directory:?} isn't UTF-8; it is left out"
+                    ),
+                );
             }
         }
         self.finish(target, &stages, &states);
@@ -270,13 +310,18 @@ impl Planner<'_> {
                 return;
             }
         };
-        let texts: Vec<&str> = patterns.iter().map(|(_, pattern)| pattern.as_str()).collect();
+        let texts: Vec<&str> = patterns
+            .iter()
+            .map(|(_, pattern)| pattern.as_str())
+            .collect();
         let line = |index: usize| patterns.get(index).map_or(0, |(line, _)| *line);
         match IgnorePatterns::new(&texts) {
             Ok(ignore) => self.context = Some(Rc::new(RefCell::new(Context::new(root, ignore)))),
             Err(PatternProblem::Refused { index, message }) => {
                 let message = format!(".dockerignore line {}: {message}", line(index));
-                self.plan.errors.push(BuildError::new("ignore-pattern", 0, message));
+                self.plan
+                    .errors
+                    .push(BuildError::new("ignore-pattern", 0, message));
             }
             Err(PatternProblem::Unclear { index, message }) => {
                 self.unknown(0, format!(".dockerignore line {}: {message}", line(index)));
@@ -299,7 +344,9 @@ impl Planner<'_> {
 
     fn global_args(&mut self, commands: &[Command]) -> Result<(), BuildError> {
         for command in commands {
-            let CommandKind::Arg(pairs) = &command.kind else { continue };
+            let CommandKind::Arg(pairs) = &command.kind else {
+                continue;
+            };
             for (name, default) in pairs {
                 let value = match (self.options.build_args.get(name), default) {
                     (Some(value), _) => Value::Known(value.clone()),
@@ -318,11 +365,22 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn expand(&self, word: &str, line: usize, lookup: &dyn Fn(&str) -> Value) -> Result<String, Stop> {
+    fn expand(
+        &self,
+        word: &str,
+        line: usize,
+        lookup: &dyn Fn(&str) -> Value,
+    ) -> Result<String, Stop> {
         expanded(expand(word, self.escape, lookup), word, line)
     }
 
-    fn stage(&mut self, index: usize, stage: &Stage, graph: &StageGraph, states: &HashMap<usize, State>) -> State {
+    fn stage(
+        &mut self,
+        index: usize,
+        stage: &Stage,
+        graph: &StageGraph,
+        states: &HashMap<usize, State>,
+    ) -> State {
         let source = &graph.bases[index];
         let mut commands: Vec<Command> = Vec::new();
         let mut state = match source {
@@ -343,7 +401,11 @@ impl Planner<'_> {
                 let mut env = HashMap::new();
                 env.insert(
                     "PATH".to_owned(),
-                    if scratch { Value::Known(DEFAULT_PATH.to_owned()) } else { Value::Unknown },
+                    if scratch {
+                        Value::Known(DEFAULT_PATH.to_owned())
+                    } else {
+                        Value::Unknown
+                    },
                 );
                 State {
                     env: Rc::new(env),
@@ -366,7 +428,13 @@ impl Planner<'_> {
             }
         };
         if *source == Source::Unknown {
-            self.unknown(stage.line, format!("the base image {:?} depends on a variable that isn't known", stage.base));
+            self.unknown(
+                stage.line,
+                format!(
+                    "the base image {:?} depends on a variable that isn't known",
+                    stage.base
+                ),
+            );
         }
         commands.extend(stage.commands.iter().cloned());
         for command in &commands {
@@ -457,11 +525,15 @@ impl Planner<'_> {
                 if self.options.skip_runs {
                     state.tree = Tree::new(true);
                     state.traceable = false;
-                    state.events.push(Event::Effects(Rc::new(Effects::any(line))));
+                    state
+                        .events
+                        .push(Event::Effects(Rc::new(Effects::any(line))));
                     return Ok(());
                 }
                 let shell = state.shell.as_deref().map(Vec::as_slice);
-                let effects = run::effects(run, line, state.workdir.as_deref(), shell, &|name| state.get(name));
+                let effects = run::effects(run, line, state.workdir.as_deref(), shell, &|name| {
+                    state.get(name)
+                });
                 if !forget_touched(&mut state.tree, &effects, &mut self.visits) {
                     state.tree = Tree::new(true);
                 }
@@ -484,7 +556,9 @@ impl Planner<'_> {
             Err(stop) => return Err(stop),
         };
         // Without a known start, a relative path leads nowhere known; later instructions report it where it matters.
-        let Some(full) = absolute(state.workdir.as_deref(), &path) else { return Ok(()) };
+        let Some(full) = absolute(state.workdir.as_deref(), &path) else {
+            return Ok(());
+        };
         check_length(&full, line)?;
         state.workdir = Some(paths::clean(&full));
         let owner = match state.user.as_deref() {
@@ -492,8 +566,17 @@ impl Planner<'_> {
             Some(user) => numeric_owner(user),
             None => None,
         };
-        let Some(resolved) = state.tree.resolve(&full) else { return unclear("WORKDIR leads through too many links") };
-        self.make_directories(&mut state.tree, &resolved, Some(0o755), owner.as_deref(), line, None)
+        let Some(resolved) = state.tree.resolve(&full) else {
+            return unclear("WORKDIR leads through too many links");
+        };
+        self.make_directories(
+            &mut state.tree,
+            &resolved,
+            Some(0o755),
+            owner.as_deref(),
+            line,
+            None,
+        )
     }
 
     /// Makes the directories of a path that are missing; tells `events` about them.
@@ -513,12 +596,19 @@ impl Planner<'_> {
             let partial = match tree.lookup(&current) {
                 Lookup::Found(node) if node.is_directory() => continue,
                 Lookup::Found(_) | Lookup::NotDirectory => {
-                    return refuse("not-a-directory", line, format!("{current} is a file, so nothing can be put below it"));
+                    return refuse(
+                        "not-a-directory",
+                        line,
+                        format!("{current} is a file, so nothing can be put below it"),
+                    );
                 }
                 Lookup::Missing => false,
                 Lookup::Unknown => true,
             };
-            tree.put(&current, Node::directory(mode, owner.map(str::to_owned), partial));
+            tree.put(
+                &current,
+                Node::directory(mode, owner.map(str::to_owned), partial),
+            );
             if let Some(events) = events.as_deref_mut() {
                 let entry = Entry {
                     mode,
@@ -535,7 +625,9 @@ impl Planner<'_> {
     fn emit(&mut self, events: &mut Vec<Event>, entry: Entry) -> Result<(), Stop> {
         self.entries += 1;
         if self.entries > MAX_ENTRIES {
-            return unclear(format!("more than {MAX_ENTRIES} files and directories are copied; the rest is left out"));
+            return unclear(format!(
+                "more than {MAX_ENTRIES} files and directories are copied; the rest is left out"
+            ));
         }
         events.push(Event::Entry(Rc::new(entry)));
         Ok(())
@@ -570,24 +662,31 @@ impl Planner<'_> {
         let chown = self.expand(&copy.chown, line, &lookup);
         let chmod = self.expand(&copy.chmod, line, &lookup);
         let checksum = self.expand(&copy.checksum, line, &lookup);
-        let sources: Vec<Result<String, Stop>> =
-            copy.sources.iter().map(|source| self.expand(source, line, &lookup)).collect();
+        let sources: Vec<Result<String, Stop>> = copy
+            .sources
+            .iter()
+            .map(|source| self.expand(source, line, &lookup))
+            .collect();
         let destination = self.expand(&copy.destination, line, &lookup);
         let mut contents: Vec<(String, Result<Vec<u8>, Stop>)> = Vec::new();
         for content in &copy.contents {
             let data = if content.expand {
                 let body = String::from_utf8_lossy(&content.data);
-                expanded(expand_heredoc(&body, &lookup), &content.name, line).map(String::into_bytes)
+                expanded(expand_heredoc(&body, &lookup), &content.name, line)
+                    .map(String::into_bytes)
             } else {
                 Ok(content.data.clone())
             };
             contents.push((content.name.clone(), data));
         }
         let all = [&chown, &chmod, &checksum, &destination];
-        let failed = all.into_iter().chain(&sources).find_map(|result| match result {
-            Err(Stop::Error(error)) => Some(error.clone()),
-            _ => None,
-        });
+        let failed = all
+            .into_iter()
+            .chain(&sources)
+            .find_map(|result| match result {
+                Err(Stop::Error(error)) => Some(error.clone()),
+                _ => None,
+            });
         let failed = failed.or_else(|| {
             contents.iter().find_map(|(_, data)| match data {
                 Err(Stop::Error(error)) => Some(error.clone()),
@@ -598,7 +697,11 @@ impl Planner<'_> {
             return Err(Stop::Error(error));
         }
 
-        let mut attributes = Attributes { owner: Some("0:0".to_owned()), owner_given: false, mode: ModeChange::Keep };
+        let mut attributes = Attributes {
+            owner: Some("0:0".to_owned()),
+            owner_given: false,
+            mode: ModeChange::Keep,
+        };
         match chown {
             Ok(text) if text.is_empty() => {}
             Ok(text) => {
@@ -608,7 +711,13 @@ impl Planner<'_> {
             Err(_) => {
                 attributes.owner_given = true;
                 attributes.owner = None;
-                self.unknown(line, format!("--chown={} depends on a variable that isn't known", copy.chown));
+                self.unknown(
+                    line,
+                    format!(
+                        "--chown={} depends on a variable that isn't known",
+                        copy.chown
+                    ),
+                );
             }
         }
         match chmod {
@@ -616,13 +725,24 @@ impl Planner<'_> {
             Ok(text) => attributes.mode = ModeChange::parse(&text, line)?,
             Err(_) => {
                 attributes.mode = ModeChange::Unknown;
-                self.unknown(line, format!("--chmod={} depends on a variable that isn't known", copy.chmod));
+                self.unknown(
+                    line,
+                    format!(
+                        "--chmod={} depends on a variable that isn't known",
+                        copy.chmod
+                    ),
+                );
             }
         }
         if checksum.is_ok_and(|text| !text.is_empty())
-            && (copy.sources.len() != 1 || sources[0].as_ref().is_ok_and(|source| !is_remote(source)))
+            && (copy.sources.len() != 1
+                || sources[0].as_ref().is_ok_and(|source| !is_remote(source)))
         {
-            return refuse("checksum", line, "--checksum needs exactly one source, a URL or git repository");
+            return refuse(
+                "checksum",
+                line,
+                "--checksum needs exactly one source, a URL or git repository",
+            );
         }
         let destination = destination?;
         let Some(destination) = absolute(state.workdir.as_deref(), &destination) else {
@@ -635,15 +755,27 @@ impl Planner<'_> {
         check_length(&destination, line)?;
         let excludes = match IgnorePatterns::new(&copy.excludes) {
             Ok(patterns) => patterns,
-            Err(PatternProblem::Refused { message, .. }) => return refuse("exclude-pattern", line, message),
-            Err(PatternProblem::Unclear { message, .. }) => return unclear(format!("--exclude: {message}")),
+            Err(PatternProblem::Refused { message, .. }) => {
+                return refuse("exclude-pattern", line, message);
+            }
+            Err(PatternProblem::Unclear { message, .. }) => {
+                return unclear(format!("--exclude: {message}"));
+            }
         };
 
-        let from = if copy.from.is_empty() { None } else { Some(graph.from(&copy.from, line, self.escape)?) };
+        let from = if copy.from.is_empty() {
+            None
+        } else {
+            Some(graph.from(&copy.from, line, self.escape)?)
+        };
         let files = match &from {
             None => self.context.clone().map(Files::Context),
             Some(Source::Stage(stage)) if *stage >= index => {
-                return refuse("from-later", line, format!("--from={} names no earlier stage", copy.from));
+                return refuse(
+                    "from-later",
+                    line,
+                    format!("--from={} names no earlier stage", copy.from),
+                );
             }
             Some(Source::Stage(stage)) => match states.get(stage) {
                 Some(other) if other.traceable => Some(Files::Tree(other.tree.clone())),
@@ -654,10 +786,30 @@ impl Planner<'_> {
         };
         // --link copies into an empty tree first, which is then laid over the stage.
         let linked = copy.link && copy.chmod.is_empty();
-        let mut tree = if linked { Tree::new(false) } else { state.tree.clone() };
-        let mut job = Job { copy, line, attributes, destination, excludes, from_stage: from.is_some(), current: 0 };
+        let mut tree = if linked {
+            Tree::new(false)
+        } else {
+            state.tree.clone()
+        };
+        let mut job = Job {
+            copy,
+            line,
+            attributes,
+            destination,
+            excludes,
+            from_stage: from.is_some(),
+            current: 0,
+        };
         let mut events = Vec::new();
-        let result = self.copy_all(&mut job, sources, contents, files, &mut tree, &mut events, state);
+        let result = self.copy_all(
+            &mut job,
+            sources,
+            contents,
+            files,
+            &mut tree,
+            &mut events,
+            state,
+        );
         if linked {
             for event in &mut events {
                 if let Event::Entry(entry) = event {
@@ -692,21 +844,29 @@ impl Planner<'_> {
                 Err(stop) => return Err(stop),
                 Ok(source) if is_remote(&source) => {
                     if !job.copy.is_add {
-                        let message = format!("COPY takes no URL or git repository such as {source:?}; ADD does");
+                        let message = format!(
+                            "COPY takes no URL or git repository such as {source:?}; ADD does"
+                        );
                         return refuse("copy-remote", line, message);
                     }
                     format!("{source} is fetched from the network")
                 }
                 Ok(source) => match files.as_mut() {
-                    Some(files) => match self.copy_source(job, &source, files, tree, events, state) {
+                    Some(files) => match self.copy_source(job, &source, files, tree, events, state)
+                    {
                         Ok(()) => continue,
                         Err(Stop::Unknown(reason)) => reason,
                         Err(stop) => return Err(stop),
                     },
                     None if job.from_stage => {
-                        format!("{source:?} comes from {:?}, whose files aren't known", job.copy.from)
+                        format!(
+                            "{source:?} comes from {:?}, whose files aren't known",
+                            job.copy.from
+                        )
                     }
-                    None => format!("{source:?} cannot be looked up behind a .dockerignore that isn't understood"),
+                    None => format!(
+                        "{source:?} cannot be looked up behind a .dockerignore that isn't understood"
+                    ),
                 },
             };
             self.unknown(line, reason);
@@ -714,12 +874,21 @@ impl Planner<'_> {
             state.traceable = false;
             let below = paths::clean(&job.destination);
             let reason = "a copy of something unknown";
-            events.push(Event::Effects(Rc::new(Effects::overwrite(line, &below, reason))));
+            events.push(Event::Effects(Rc::new(Effects::overwrite(
+                line, &below, reason,
+            ))));
             tree.update(&below, |node| node.partial = true);
             mark_partial(tree, &below);
         }
-        if count + contents.len() > 1 && !job.destination.ends_with('/') && !job.destination.ends_with("/.") {
-            let is_directory = match tree.resolve(&job.destination).as_deref().map(|path| tree.lookup(path)) {
+        if count + contents.len() > 1
+            && !job.destination.ends_with('/')
+            && !job.destination.ends_with("/.")
+        {
+            let is_directory = match tree
+                .resolve(&job.destination)
+                .as_deref()
+                .map(|path| tree.lookup(path))
+            {
                 Some(Lookup::Found(node)) => node.is_directory(),
                 _ => false,
             };
@@ -732,15 +901,23 @@ impl Planner<'_> {
             match data {
                 Ok(data) => {
                     // The builder writes it into an empty file system first, and makes no directory there.
-                    if paths::components(&paths::clean_absolute(&name)).count() != 1 || name.ends_with('/') {
-                        let message = format!("the heredoc's name {name:?} isn't a plain file name");
+                    if paths::components(&paths::clean_absolute(&name)).count() != 1
+                        || name.ends_with('/')
+                    {
+                        let message =
+                            format!("the heredoc's name {name:?} isn't a plain file name");
                         return refuse("heredoc-name", line, message);
                     }
                     let data = Arc::new(data);
-                    let source = Node { origin: Origin::Content(data), ..file_node(FileKind::File, Some(0o644)) };
+                    let source = Node {
+                        origin: Origin::Content(data),
+                        ..file_node(FileKind::File, Some(0o644))
+                    };
                     self.copy_file(job, &name, source, tree, events)?;
                 }
-                Err(Stop::Unknown(reason)) => self.unknown(line, format!("heredoc {name}: {reason}")),
+                Err(Stop::Unknown(reason)) => {
+                    self.unknown(line, format!("heredoc {name}: {reason}"))
+                }
                 Err(stop) => return Err(stop),
             }
         }
@@ -773,7 +950,11 @@ impl Planner<'_> {
         if let Files::Context(_) = files {
             self.sent.extend(found.iter().cloned());
             if found.is_empty() {
-                self.fruitless.push((line, source, self.column(line, &job.copy.sources[job.current])));
+                self.fruitless.push((
+                    line,
+                    source,
+                    self.column(line, &job.copy.sources[job.current]),
+                ));
             }
         }
         for found in found {
@@ -786,12 +967,17 @@ impl Planner<'_> {
     /// COPY or ADD names is sent.
     fn check_fruitless(&mut self) {
         for (line, source, column) in std::mem::take(&mut self.fruitless) {
-            let parts: Vec<&str> = paths::components(&source).take_while(|part| !has_wildcard(part)).collect();
+            let parts: Vec<&str> = paths::components(&source)
+                .take_while(|part| !has_wildcard(part))
+                .collect();
             let directory = format!("/{}", parts.join("/"));
             let below = format!("{directory}/");
             let is_sent = parts.is_empty()
                 || self.sent.iter().any(|sent| {
-                    sent == "/" || *sent == directory || sent.starts_with(&below) || below.starts_with(&format!("{sent}/"))
+                    sent == "/"
+                        || *sent == directory
+                        || sent.starts_with(&below)
+                        || below.starts_with(&format!("{sent}/"))
                 });
             if is_sent {
                 continue;
@@ -800,7 +986,9 @@ impl Planner<'_> {
                 self.unknown(line, format!("nothing matches {source:?}; whether {directory:?} is sent to the builder depends on other copies"));
                 continue;
             }
-            let message = format!("nothing matches {source:?}, and no other copy needs {directory:?}: the builder doesn't get it");
+            let message = format!(
+                "nothing matches {source:?}, and no other copy needs {directory:?}: the builder doesn't get it"
+            );
             let mut error = BuildError::new("source-missing", line, message);
             error.column = column;
             self.plan.errors.push(error);
@@ -811,7 +999,9 @@ impl Planner<'_> {
         let source = source.trim_start_matches('/');
         let mut error = match files {
             Files::Context(_) => {
-                let message = format!("{source:?} is not in the build context (or its .dockerignore hides it)");
+                let message = format!(
+                    "{source:?} is not in the build context (or its .dockerignore hides it)"
+                );
                 BuildError::new("source-missing", job.line, message)
             }
             Files::Tree(_) => {
@@ -827,15 +1017,25 @@ impl Planner<'_> {
     fn glob(&mut self, source: &str, files: &mut Files, line: usize) -> Result<Vec<String>, Stop> {
         // The copy itself would match nothing, but the builder's cache refuses the pattern before that.
         if match_path(source, "").is_err() {
-            return refuse("source-pattern", line, format!("{source:?} is a malformed wildcard"));
+            return refuse(
+                "source-pattern",
+                line,
+                format!("{source:?} is a malformed wildcard"),
+            );
         }
         let parts: Vec<&str> = paths::components(source).collect();
-        let split = parts.iter().position(|part| has_wildcard(part)).unwrap_or(parts.len());
+        let split = parts
+            .iter()
+            .position(|part| has_wildcard(part))
+            .unwrap_or(parts.len());
         let start = files.resolve(&format!("/{}", parts[..split].join("/")))?;
         let pattern = parts[split..].join("/");
         match files.info(&start)? {
             None => {
-                let message = format!("{:?} is not there to look for {pattern:?} in", parts[..split].join("/"));
+                let message = format!(
+                    "{:?} is not there to look for {pattern:?} in",
+                    parts[..split].join("/")
+                );
                 return refuse("source-missing", line, message);
             }
             Some(info) if info.kind != FileKind::Directory => return Ok(Vec::new()),
@@ -852,10 +1052,16 @@ impl Planner<'_> {
                 continue;
             }
             if level < depth {
-                let Some(info) = files.info(&path)? else { continue };
+                let Some(info) = files.info(&path)? else {
+                    continue;
+                };
                 if info.kind == FileKind::Directory {
                     for name in files.list(&path)?.into_iter().rev() {
-                        let below = if relative.is_empty() { name.clone() } else { format!("{relative}/{name}") };
+                        let below = if relative.is_empty() {
+                            name.clone()
+                        } else {
+                            format!("{relative}/{name}")
+                        };
                         waiting.push((paths::join(&path, &name), below, level + 1));
                     }
                 }
@@ -875,7 +1081,9 @@ impl Planner<'_> {
         state: &mut State,
     ) -> Result<(), Stop> {
         let resolved = files.resolve(source)?;
-        let Some(info) = files.info(&resolved)? else { return self.missing(job, source, files) };
+        let Some(info) = files.info(&resolved)? else {
+            return self.missing(job, source, files);
+        };
         if info.kind == FileKind::Directory {
             return self.copy_directory(job, &resolved, files, tree, events);
         }
@@ -886,7 +1094,10 @@ impl Planner<'_> {
                 Archive::No => {}
                 Archive::Plain => return self.unpack(job, &resolved, tree, events, state),
                 Archive::Compressed => {
-                    return unclear(format!("{:?} is compressed; ADD unpacks it if it is a tar file", source));
+                    return unclear(format!(
+                        "{:?} is compressed; ADD unpacks it if it is a tar file",
+                        source
+                    ));
                 }
             }
         }
@@ -901,30 +1112,63 @@ impl Planner<'_> {
         events: &mut Vec<Event>,
         state: &mut State,
     ) -> Result<(), Stop> {
-        let Some(target) = tree.resolve(&job.destination) else { return unclear("the destination has too many links") };
+        let Some(target) = tree.resolve(&job.destination) else {
+            return unclear("the destination has too many links");
+        };
         let owner = job.attributes.owner.as_deref();
-        self.make_directories(tree, &target, Some(0o755), owner, job.line, Some(&mut *events))?;
+        self.make_directories(
+            tree,
+            &target,
+            Some(0o755),
+            owner,
+            job.line,
+            Some(&mut *events),
+        )?;
         state.traceable = false;
         mark_partial(tree, &target);
-        events.push(Event::Effects(Rc::new(Effects::overwrite(job.line, &target, "the unpacked archive"))));
+        events.push(Event::Effects(Rc::new(Effects::overwrite(
+            job.line,
+            &target,
+            "the unpacked archive",
+        ))));
         let entry = Entry {
             source: Some(source.trim_start_matches('/').to_owned()),
-            owner: job.attributes.owner_given.then(|| job.attributes.owner.clone()).flatten(),
+            owner: job
+                .attributes
+                .owner_given
+                .then(|| job.attributes.owner.clone())
+                .flatten(),
             ..blank(EntryKind::Archive, target, job.line)
         };
         self.emit(events, entry)
     }
 
     /// Directories above the destination, then the destination itself, links followed.
-    fn prepare(&mut self, job: &Job, tree: &mut Tree, events: &mut Vec<Event>) -> Result<String, Stop> {
+    fn prepare(
+        &mut self,
+        job: &Job,
+        tree: &mut Tree,
+        events: &mut Vec<Event>,
+    ) -> Result<String, Stop> {
         let above = match job.destination.rfind('/') {
-            _ if job.destination.ends_with('/') || job.destination.ends_with("/.") => job.destination.as_str(),
+            _ if job.destination.ends_with('/') || job.destination.ends_with("/.") => {
+                job.destination.as_str()
+            }
             Some(at) => &job.destination[..=at],
             None => "/",
         };
-        let Some(above) = tree.resolve(above) else { return unclear("the destination has too many links") };
+        let Some(above) = tree.resolve(above) else {
+            return unclear("the destination has too many links");
+        };
         let mode = job.attributes.mode.for_created();
-        self.make_directories(tree, &above, mode, job.attributes.owner.as_deref(), job.line, Some(events))?;
+        self.make_directories(
+            tree,
+            &above,
+            mode,
+            job.attributes.owner.as_deref(),
+            job.line,
+            Some(events),
+        )?;
         match tree.resolve(&job.destination) {
             Some(path) => Ok(path),
             None => unclear("the destination has too many links"),
@@ -943,21 +1187,38 @@ impl Planner<'_> {
         let mut target = self.prepare(job, tree, events)?;
         let mut if_directory = None;
         match tree.lookup(&target) {
-            Lookup::Found(found) if found.is_directory() => target = paths::join(&target, paths::base(name)),
+            Lookup::Found(found) if found.is_directory() => {
+                target = paths::join(&target, paths::base(name))
+            }
             Lookup::Found(_) | Lookup::Missing => {}
             Lookup::NotDirectory => {
-                return refuse("not-a-directory", line, format!("{target} lies below something that is a file"));
+                return refuse(
+                    "not-a-directory",
+                    line,
+                    format!("{target} lies below something that is a file"),
+                );
             }
             Lookup::Unknown => if_directory = Some(paths::join(&target, paths::base(name))),
         }
         check_length(&target, line)?;
         let mode = job.attributes.mode.for_created();
         let above = paths::parent(&target).to_owned();
-        self.make_directories(tree, &above, mode, job.attributes.owner.as_deref(), line, Some(&mut *events))?;
+        self.make_directories(
+            tree,
+            &above,
+            mode,
+            job.attributes.owner.as_deref(),
+            line,
+            Some(&mut *events),
+        )?;
         if let Lookup::Found(found) = tree.lookup(&target)
             && found.is_directory()
         {
-            return refuse("file-over-directory", line, format!("{target} is a directory; a file cannot replace it"));
+            return refuse(
+                "file-over-directory",
+                line,
+                format!("{target} is a directory; a file cannot replace it"),
+            );
         }
         job.apply(&mut node);
         let mut entry = entry_of(&node, &target, line);
@@ -979,7 +1240,14 @@ impl Planner<'_> {
     ) -> Result<(), Stop> {
         let target = self.prepare(job, tree, events)?;
         let mode = job.attributes.mode.for_created();
-        self.make_directories(tree, &target, mode, job.attributes.owner.as_deref(), job.line, Some(&mut *events))?;
+        self.make_directories(
+            tree,
+            &target,
+            mode,
+            job.attributes.owner.as_deref(),
+            job.line,
+            Some(&mut *events),
+        )?;
         self.copy_children(job, source, &target, files, tree, events, None)
     }
 
@@ -1024,7 +1292,11 @@ impl Planner<'_> {
             self.visit()?;
             let from = paths::join(&frame.source, &name);
             let to = paths::join(&frame.target, &name);
-            let relative = if frame.relative.is_empty() { name } else { format!("{}/{name}", frame.relative) };
+            let relative = if frame.relative.is_empty() {
+                name
+            } else {
+                format!("{}/{name}", frame.relative)
+            };
             let (mut included, include) = match includes {
                 None => (true, None),
                 Some(patterns) => {
@@ -1035,24 +1307,29 @@ impl Planner<'_> {
             let mut excluded = false;
             let mut exclude = None;
             if !job.excludes.is_empty() {
-                let (hit, matches) = job.excludes.matches_below(&relative, frame.exclude.as_ref());
+                let (hit, matches) = job
+                    .excludes
+                    .matches_below(&relative, frame.exclude.as_ref());
                 excluded = hit;
                 included &= !hit;
                 exclude = Some(matches);
             }
-            let Some(info) = files.info(&from)? else { continue };
+            let Some(info) = files.info(&from)? else {
+                continue;
+            };
             if !included && info.kind != FileKind::Directory {
                 continue;
             }
             check_length(&to, line)?;
             if included {
-                for at in 0..frames.len() {
-                    if !frames[at].made {
-                        frames[at].made = true;
-                        let (from, to) = (frames[at].source.clone(), frames[at].target.clone());
-                        let Some(info) = files.info(&from)? else { continue };
+                for frame in &mut frames {
+                    if !std::mem::replace(&mut frame.made, true) {
+                        let (from, to) = (frame.source.clone(), frame.target.clone());
+                        let Some(info) = files.info(&from)? else {
+                            continue;
+                        };
                         let node = files.node(&from, &info);
-                        self.copy_one_directory(job, node, &to, tree, events)?;
+                        self.copy_parent_directory(job, node, &to, tree, events)?;
                     }
                 }
             }
@@ -1065,13 +1342,33 @@ impl Planner<'_> {
                     continue;
                 }
                 let names = files.list(&from)?.into_iter();
-                frames.push(Frame { source: from, target: to, relative, include, exclude, names, made: included });
+                frames.push(Frame {
+                    source: from,
+                    target: to,
+                    relative,
+                    include,
+                    exclude,
+                    names,
+                    made: included,
+                });
                 continue;
             }
             if let Lookup::Found(found) = tree.lookup(&to)
                 && found.is_directory()
             {
-                return refuse("file-over-directory", line, format!("{to} is a directory; a file cannot replace it"));
+                return refuse(
+                    "file-over-directory",
+                    line,
+                    format!("{to} is a directory; a file cannot replace it"),
+                );
+            }
+            if includes.is_some()
+                && matches!(info.kind, FileKind::Symlink(_))
+                && files.info(&files.resolve(&from)?)?.is_none()
+            {
+                return unclear(format!(
+                    "--parents: the link {from:?} leads nowhere, which some builders refuse"
+                ));
             }
             let mut node = files.node(&from, &info);
             job.apply(&mut node);
@@ -1079,6 +1376,38 @@ impl Planner<'_> {
             tree.put(&to, node);
         }
         Ok(())
+    }
+
+    /// A directory that is only made because something below it is included. One that is there keeps its owner, and
+    /// takes the source's mode whatever --chmod says.
+    fn copy_parent_directory(
+        &mut self,
+        job: &Job,
+        node: Node,
+        target: &str,
+        tree: &mut Tree,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Stop> {
+        let owner = match tree.lookup(target) {
+            Lookup::Found(found) if found.is_directory() => found.owner.clone(),
+            Lookup::Unknown => {
+                let before = events.len();
+                self.copy_one_directory(job, node, target, tree, events)?;
+                for event in &mut events[before..] {
+                    if let Event::Entry(entry) = event {
+                        Rc::make_mut(entry).if_missing = true;
+                    }
+                }
+                return Ok(());
+            }
+            _ => return self.copy_one_directory(job, node, target, tree, events),
+        };
+        tree.update(target, |found| found.mode = node.mode);
+        let entry = Entry {
+            owner,
+            ..entry_of(&node, target, job.line)
+        };
+        self.emit(events, entry)
     }
 
     fn copy_one_directory(
@@ -1134,24 +1463,39 @@ impl Planner<'_> {
             // What is looked for must be part of the result: links inside the pattern are not followed.
             let full = paths::join(&files.resolve(&pivot)?, &pattern);
             let found = files.info(&full)?;
-            let leads_nowhere = matches!(&found, Some(Info { kind: FileKind::Symlink(_), .. }))
-                && files.info(&files.resolve(&full)?)?.is_none();
+            let leads_nowhere = matches!(
+                &found,
+                Some(Info {
+                    kind: FileKind::Symlink(_),
+                    ..
+                })
+            ) && files.info(&files.resolve(&full)?)?.is_none();
             if found.is_none() || leads_nowhere {
                 return self.missing(job, source, files);
             }
             if job.excludes.matches(pattern.trim_start_matches('/')) {
                 if job.excludes.has_exceptions() {
-                    return unclear(format!("--parents and --exclude together leave open whether {source:?} is there"));
+                    return unclear(format!(
+                        "--parents and --exclude together leave open whether {source:?} is there"
+                    ));
                 }
                 return self.missing(job, source, files);
             }
         }
-        let starts = if has_wildcard(&pivot) { self.glob(&pivot, files, line)? } else { vec![pivot] };
+        let starts = if has_wildcard(&pivot) {
+            self.glob(&pivot, files, line)?
+        } else {
+            vec![pivot]
+        };
         let include = pattern.trim_start_matches('/');
         let includes = match IgnorePatterns::new(&[include]) {
             Ok(patterns) => patterns,
-            Err(PatternProblem::Refused { message, .. }) => return refuse("parents-pattern", line, message),
-            Err(PatternProblem::Unclear { message, .. }) => return unclear(format!("--parents: {message}")),
+            Err(PatternProblem::Refused { message, .. }) => {
+                return refuse("parents-pattern", line, message);
+            }
+            Err(PatternProblem::Unclear { message, .. }) => {
+                return unclear(format!("--parents: {message}"));
+            }
         };
         for start in starts {
             let resolved = files.resolve(&start)?;
@@ -1166,7 +1510,15 @@ impl Planner<'_> {
                     let mode = job.attributes.mode.for_created();
                     let owner = job.attributes.owner.as_deref();
                     self.make_directories(tree, &target, mode, owner, line, Some(&mut *events))?;
-                    self.copy_children(job, &resolved, &target, files, tree, events, Some(&includes))?;
+                    self.copy_children(
+                        job,
+                        &resolved,
+                        &target,
+                        files,
+                        tree,
+                        events,
+                        Some(&includes),
+                    )?;
                 }
             }
         }
@@ -1174,9 +1526,15 @@ impl Planner<'_> {
     }
 
     fn finish(&mut self, target: usize, stages: &[Stage], states: &HashMap<usize, State>) {
-        let Some(state) = states.get(&target) else { return };
+        let Some(state) = states.get(&target) else {
+            return;
+        };
         let mut chain = vec![state];
-        while let Some(base) = chain.last().and_then(|state| state.base).and_then(|base| states.get(&base)) {
+        while let Some(base) = chain
+            .last()
+            .and_then(|state| state.base)
+            .and_then(|base| states.get(&base))
+        {
             chain.push(base);
         }
         let mut entries: Vec<Entry> = Vec::new();
@@ -1201,7 +1559,10 @@ impl Planner<'_> {
                                 .or_else(|| also.and_then(|path| effects.touches(path)))
                         };
                         let keep = reason.is_none();
-                        entry.touched = reason.map(|reason| Touched { line: effects.line, reason });
+                        entry.touched = reason.map(|reason| Touched {
+                            line: effects.line,
+                            reason,
+                        });
                         keep
                     });
                 }
@@ -1230,9 +1591,16 @@ fn expanded(result: Result<Expanded, ShellError>, word: &str, line: usize) -> Re
     match result {
         Ok(expanded) if expanded.unknown.is_empty() => Ok(expanded.text),
         Ok(expanded) => {
-            let names: Vec<String> = expanded.unknown.iter().map(|name| format!("${name}")).collect();
+            let names: Vec<String> = expanded
+                .unknown
+                .iter()
+                .map(|name| format!("${name}"))
+                .collect();
             let short: String = word.chars().take(80).collect();
-            unclear(format!("{short:?} depends on {}, which only the base image or the build sets", names.join(", ")))
+            unclear(format!(
+                "{short:?} depends on {}, which only the base image or the build sets",
+                names.join(", ")
+            ))
         }
         Err(ShellError::Limit(message)) => unclear(message),
         Err(ShellError::Syntax(message)) => {
@@ -1247,7 +1615,11 @@ fn absolute(workdir: Option<&str>, path: &str) -> Option<String> {
     if path.starts_with('/') {
         return Some(path.to_owned());
     }
-    let path = if path.is_empty() || path == "." { "./" } else { path };
+    let path = if path.is_empty() || path == "." {
+        "./"
+    } else {
+        path
+    };
     Some(format!("{}/{path}", workdir?))
 }
 
@@ -1262,7 +1634,11 @@ fn keep_slash(path: &str) -> String {
 
 fn check_length(path: &str, line: usize) -> Result<(), Stop> {
     if path.len() >= MAX_PATH || path.split('/').any(|part| part.len() > 255) {
-        return refuse("path-too-long", line, "a path is longer than Linux allows (4095 bytes, 255 a name)");
+        return refuse(
+            "path-too-long",
+            line,
+            "a path is longer than Linux allows (4095 bytes, 255 a name)",
+        );
     }
     if path.contains('\0') {
         return refuse("path-nul", line, "a path contains a NUL character");
@@ -1279,14 +1655,24 @@ fn numeric_owner(text: &str) -> Option<String> {
 }
 
 fn is_remote(source: &str) -> bool {
-    if ["http://", "https://", "git://", "ssh://"].iter().any(|scheme| source.starts_with(scheme)) {
+    if ["http://", "https://", "git://", "ssh://"]
+        .iter()
+        .any(|scheme| source.starts_with(scheme))
+    {
         return true;
     }
     // git@host:path
-    let Some((user, rest)) = source.split_once('@') else { return false };
-    let Some((host, _)) = rest.split_once(':') else { return false };
+    let Some((user, rest)) = source.split_once('@') else {
+        return false;
+    };
+    let Some((host, _)) = rest.split_once(':') else {
+        return false;
+    };
     let part = |text: &str, extra: &str| {
-        !text.is_empty() && text.chars().all(|ch| ch.is_ascii_alphanumeric() || extra.contains(ch))
+        !text.is_empty()
+            && text
+                .chars()
+                .all(|ch| ch.is_ascii_alphanumeric() || extra.contains(ch))
     };
     part(user, "-_") && part(host, "-.")
 }
@@ -1308,7 +1694,10 @@ fn blank(kind: EntryKind, destination: String, line: usize) -> Entry {
 }
 
 fn file_node(kind: FileKind, mode: Option<u32>) -> Node {
-    Node { kind, ..Node::directory(mode, Some("0:0".to_owned()), false) }
+    Node {
+        kind,
+        ..Node::directory(mode, Some("0:0".to_owned()), false)
+    }
 }
 
 fn entry_of(node: &Node, destination: &str, line: usize) -> Entry {
@@ -1376,7 +1765,8 @@ enum ModeChange {
 impl ModeChange {
     fn parse(text: &str, line: usize) -> Result<Self, Stop> {
         let invalid = || {
-            let message = format!("--chmod={text} is neither octal up to 7777 nor a form like u=rwX,go=rX");
+            let message =
+                format!("--chmod={text} is neither octal up to 7777 nor a form like u=rwX,go=rX");
             refuse("chmod", line, message)
         };
         if text.starts_with(|ch: char| ch.is_ascii_digit()) {
@@ -1388,7 +1778,9 @@ impl ModeChange {
         }
         let mut clauses = Vec::new();
         for clause in text.split(',') {
-            let Some(at) = clause.find(['+', '-', '=']) else { return invalid() };
+            let Some(at) = clause.find(['+', '-', '=']) else {
+                return invalid();
+            };
             let mut who = 0;
             for ch in clause[..at].chars() {
                 who |= match ch {
@@ -1441,7 +1833,9 @@ impl ModeChange {
                             'r' => 0o444,
                             'w' => 0o222,
                             'x' => 0o111,
-                            'X' if *operator == '-' || is_directory || original & 0o111 != 0 => 0o111,
+                            'X' if *operator == '-' || is_directory || original & 0o111 != 0 => {
+                                0o111
+                            }
                             'X' => 0,
                             copied @ ('u' | 'g' | 'o') if permissions.len() == 1 => {
                                 let shift = match copied {
@@ -1459,7 +1853,9 @@ impl ModeChange {
                     match operator {
                         '+' => mode |= bits & who,
                         '-' => mode &= !(bits & who),
-                        _ => mode = (mode & !(if copies { who & 0o777 } else { who })) | (bits & who),
+                        _ => {
+                            mode = (mode & !(if copies { who & 0o777 } else { who })) | (bits & who)
+                        }
                     }
                 }
                 Some(mode)
@@ -1483,10 +1879,12 @@ enum Archive {
 impl Files {
     fn resolve(&self, path: &str) -> Result<String, Stop> {
         let resolved = match self {
-            Self::Context(context) => resolve(path, |path| match context.borrow_mut().info(path)?.kind {
-                FileKind::Symlink(target) => Some(target),
-                _ => None,
-            }),
+            Self::Context(context) => {
+                resolve(path, |path| match context.borrow_mut().info(path)?.kind {
+                    FileKind::Symlink(target) => Some(target),
+                    _ => None,
+                })
+            }
             Self::Tree(tree) => tree.resolve(path),
         };
         match resolved {
@@ -1501,9 +1899,14 @@ impl Files {
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => {
                     if node.is_directory() && node.partial {
-                        return unclear(format!("{path:?} may hold files of the stage's base image"));
+                        return unclear(format!(
+                            "{path:?} may hold files of the stage's base image"
+                        ));
                     }
-                    Ok(Some(Info { kind: node.kind.clone(), mode: node.mode.unwrap_or(0) }))
+                    Ok(Some(Info {
+                        kind: node.kind.clone(),
+                        mode: node.mode.unwrap_or(0),
+                    }))
                 }
                 Lookup::Missing | Lookup::NotDirectory => Ok(None),
                 Lookup::Unknown => unclear(format!("{path:?} comes from the stage's base image")),
@@ -1513,9 +1916,12 @@ impl Files {
 
     fn list(&self, path: &str) -> Result<Vec<String>, Stop> {
         match self {
-            Self::Context(context) => {
-                Ok(context.borrow_mut().list(path).iter().map(|(name, _)| name.clone()).collect())
-            }
+            Self::Context(context) => Ok(context
+                .borrow_mut()
+                .list(path)
+                .iter()
+                .map(|(name, _)| name.clone())
+                .collect()),
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => Ok(node.children.keys().cloned().collect()),
                 _ => Ok(Vec::new()),
@@ -1530,7 +1936,10 @@ impl Files {
                     FileKind::File | FileKind::Directory => Origin::Context(path.to_owned()),
                     FileKind::Symlink(_) | FileKind::Special => Origin::None,
                 };
-                Node { origin, ..file_node(info.kind.clone(), Some(info.mode)) }
+                Node {
+                    origin,
+                    ..file_node(info.kind.clone(), Some(info.mode))
+                }
             }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => node.clone(),
@@ -1544,11 +1953,20 @@ impl Files {
             Self::Context(context) => context.borrow().head(path).unwrap_or_default(),
             Self::Tree(_) => return Archive::No,
         };
-        let magics: [&[u8]; 4] = [b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"];
+        let magics: [&[u8]; 4] = [
+            b"\x1f\x8b\x08",
+            b"BZh",
+            b"\xfd7zXZ\x00",
+            b"\x28\xb5\x2f\xfd",
+        ];
         if magics.iter().any(|magic| head.starts_with(magic)) {
             return Archive::Compressed;
         }
-        if is_tar_header(&head) { Archive::Plain } else { Archive::No }
+        if is_tar_header(&head) {
+            Archive::Plain
+        } else {
+            Archive::No
+        }
     }
 }
 
@@ -1557,12 +1975,21 @@ fn is_tar_header(block: &[u8]) -> bool {
     if block.len() < 512 || block.iter().all(|byte| *byte == 0) {
         return false;
     }
-    let field: String = block[148..156].iter().map(|byte| char::from(*byte)).collect();
+    let field: String = block[148..156]
+        .iter()
+        .map(|byte| char::from(*byte))
+        .collect();
     let field = field.trim_matches([' ', '\0']);
-    let Ok(expected) = u64::from_str_radix(field, 8) else { return false };
+    let Ok(expected) = u64::from_str_radix(field, 8) else {
+        return false;
+    };
     let others = block[..148].iter().chain(&block[156..]);
-    let unsigned: u64 = others.clone().map(|byte| u64::from(*byte)).sum::<u64>() + 8 * u64::from(b' ');
-    let signed: i64 = others.map(|byte| i64::from(byte.cast_signed())).sum::<i64>() + 8 * i64::from(b' ');
+    let unsigned: u64 =
+        others.clone().map(|byte| u64::from(*byte)).sum::<u64>() + 8 * u64::from(b' ');
+    let signed: i64 = others
+        .map(|byte| i64::from(byte.cast_signed()))
+        .sum::<i64>()
+        + 8 * i64::from(b' ');
     expected == unsigned || i64::try_from(expected) == Ok(signed)
 }
 

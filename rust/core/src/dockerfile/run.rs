@@ -17,34 +17,190 @@ use super::shell::Value;
 
 /// Commands that leave files alone that they do not name.
 const READERS: &[&str] = &[
-    ":", "[", "[[", "]]", "add-apt-repository", "addgroup", "adduser", "apk", "apt", "apt-cache", "apt-get", "apt-key", "apt-mark",
-    "awk", "basename", "break", "cat", "cd", "chsh", "command", "conda", "continue", "corepack", "curl", "cut", "date",
-    "debconf-set-selections", "df", "diff", "dirname", "dnf", "dpkg", "dpkg-reconfigure", "du", "echo", "egrep",
-    "exit", "export", "false", "fc-cache", "fgrep", "file", "free", "gem", "getent", "gpg", "grep", "groupadd", "head",
-    "hostname", "id", "jq", "ldconfig", "ldd", "local", "locale-gen", "localedef", "ls", "lsb_release", "mamba",
-    "md5sum", "microdnf", "micromamba", "mkdir", "mktemp", "nproc", "opam", "passwd", "pip", "pip3", "popd", "printenv", "printf",
-    "pushd", "pwd", "read", "readlink", "realpath", "return", "rustup", "seq", "set", "sha1sum", "sha256sum",
-    "sha512sum", "shopt", "sleep", "sort", "stat", "tail", "tdnf", "test", "tr", "true", "type", "tzselect", "umask",
-    "uname", "uniq", "unset", "update-alternatives", "update-ca-certificates", "update-locale", "useradd", "usermod",
-    "wait", "wc", "wget", "which", "whoami", "yum", "zypper",
+    ":",
+    "[",
+    "[[",
+    "]]",
+    "add-apt-repository",
+    "addgroup",
+    "adduser",
+    "apk",
+    "apt",
+    "apt-cache",
+    "apt-get",
+    "apt-key",
+    "apt-mark",
+    "awk",
+    "basename",
+    "break",
+    "cat",
+    "cd",
+    "chsh",
+    "command",
+    "conda",
+    "continue",
+    "corepack",
+    "curl",
+    "cut",
+    "date",
+    "debconf-set-selections",
+    "df",
+    "diff",
+    "dirname",
+    "dnf",
+    "dpkg",
+    "dpkg-reconfigure",
+    "du",
+    "echo",
+    "egrep",
+    "exit",
+    "export",
+    "false",
+    "fc-cache",
+    "fgrep",
+    "file",
+    "free",
+    "gem",
+    "getent",
+    "gpg",
+    "grep",
+    "groupadd",
+    "head",
+    "hostname",
+    "id",
+    "jq",
+    "ldconfig",
+    "ldd",
+    "local",
+    "locale-gen",
+    "localedef",
+    "ls",
+    "lsb_release",
+    "mamba",
+    "md5sum",
+    "microdnf",
+    "micromamba",
+    "mkdir",
+    "mktemp",
+    "nproc",
+    "opam",
+    "passwd",
+    "pip",
+    "pip3",
+    "popd",
+    "printenv",
+    "printf",
+    "pushd",
+    "pwd",
+    "read",
+    "readlink",
+    "realpath",
+    "return",
+    "rustup",
+    "seq",
+    "set",
+    "sha1sum",
+    "sha256sum",
+    "sha512sum",
+    "shopt",
+    "sleep",
+    "sort",
+    "stat",
+    "tail",
+    "tdnf",
+    "test",
+    "tr",
+    "true",
+    "type",
+    "tzselect",
+    "umask",
+    "uname",
+    "uniq",
+    "unset",
+    "update-alternatives",
+    "update-ca-certificates",
+    "update-locale",
+    "useradd",
+    "usermod",
+    "wait",
+    "wc",
+    "wget",
+    "which",
+    "whoami",
+    "yum",
+    "zypper",
 ];
 
 /// Commands that change what they name, and what lies below it.
 const WRITERS: &[&str] = &[
-    "chgrp", "chmod", "chown", "cp", "dd", "install", "ln", "mv", "rename", "rm", "rmdir", "rsync", "sed", "setfacl",
-    "shred", "split", "tee", "touch", "truncate", "unlink",
+    "chgrp", "chmod", "chown", "cp", "dd", "install", "ln", "mv", "rename", "rm", "rmdir", "rsync",
+    "sed", "setfacl", "shred", "split", "tee", "touch", "truncate", "unlink",
 ];
 
 /// Commands that work on the directory they are run in, and on what they name.
 const TOOLS: &[&str] = &[
-    "ant", "autoconf", "autoreconf", "bazel", "bun", "bundle", "bunzip2", "bzip2", "cabal", "cargo", "cc", "clang", "cmake", "composer",
-    "cpanm", "dotnet", "elixir", "g++", "gcc", "git", "go", "gradle", "gunzip", "gzip", "hatch", "hg", "javac", "lake", "ld", "make",
-    "meson", "mix", "mvn", "ninja", "npm", "npx", "patch", "pdm", "pipenv", "pnpm", "poetry", "pytest", "rebar3", "rustc", "sbt",
-    "stack", "svn", "swift", "tar", "tox", "tsc", "unxz", "unzip", "uv", "xz", "yarn", "zip",
+    "ant",
+    "autoconf",
+    "autoreconf",
+    "bazel",
+    "bun",
+    "bundle",
+    "bunzip2",
+    "bzip2",
+    "cabal",
+    "cargo",
+    "cc",
+    "clang",
+    "cmake",
+    "composer",
+    "cpanm",
+    "dotnet",
+    "elixir",
+    "g++",
+    "gcc",
+    "git",
+    "go",
+    "gradle",
+    "gunzip",
+    "gzip",
+    "hatch",
+    "hg",
+    "javac",
+    "lake",
+    "ld",
+    "make",
+    "meson",
+    "mix",
+    "mvn",
+    "ninja",
+    "npm",
+    "npx",
+    "patch",
+    "pdm",
+    "pipenv",
+    "pnpm",
+    "poetry",
+    "pytest",
+    "rebar3",
+    "rustc",
+    "sbt",
+    "stack",
+    "svn",
+    "swift",
+    "tar",
+    "tox",
+    "tsc",
+    "unxz",
+    "unzip",
+    "uv",
+    "xz",
+    "yarn",
+    "zip",
 ];
 
 const PREFIXES: &[&str] = &[
-    "!", "{", "builtin", "do", "elif", "else", "env", "exec", "if", "nice", "nohup", "sudo", "then", "time", "until", "while",
+    "!", "{", "builtin", "do", "elif", "else", "env", "exec", "if", "nice", "nohup", "sudo",
+    "then", "time", "until", "while",
 ];
 
 const SHELLS: &[&str] = &["ash", "bash", "dash", "ksh", "sh", "zsh"];
@@ -71,13 +227,21 @@ pub struct Effects {
 impl Effects {
     /// Everything may have been touched.
     pub fn any(line: usize) -> Self {
-        Self { line, everything: Some("RUN".to_owned()), ..Self::default() }
+        Self {
+            line,
+            everything: Some("RUN".to_owned()),
+            ..Self::default()
+        }
     }
 
     /// Everything below `path` may have been overwritten.
     pub fn overwrite(line: usize, path: &str, reason: &str) -> Self {
         let below = HashMap::from([(path.to_owned(), reason.to_owned())]);
-        Self { line, below, ..Self::default() }
+        Self {
+            line,
+            below,
+            ..Self::default()
+        }
     }
 
     pub fn cost(&self) -> usize {
@@ -121,7 +285,10 @@ impl Effects {
 
 fn starts_with(parts: &[&str], pattern: &[String]) -> bool {
     parts.len() >= pattern.len()
-        && pattern.iter().zip(parts).all(|(pattern, part)| pattern == part || match_path(pattern, part) == Ok(true))
+        && pattern
+            .iter()
+            .zip(parts)
+            .all(|(pattern, part)| pattern == part || match_path(pattern, part) == Ok(true))
 }
 
 fn is_name_char(ch: char) -> bool {
@@ -137,7 +304,10 @@ pub fn effects(
     lookup: &dyn Fn(&str) -> Value,
 ) -> Effects {
     let mut analysis = Analysis {
-        effects: Effects { line, ..Effects::default() },
+        effects: Effects {
+            line,
+            ..Effects::default()
+        },
         directories: workdir.map(str::to_owned).into_iter().collect(),
         lost: workdir.is_none(),
         variables: HashMap::new(),
@@ -147,24 +317,39 @@ pub fn effects(
         analysis.remember(&run.args.join(" "));
         let name = run.args.first().map_or("", |first| paths::base(first));
         if SHELLS.contains(&name)
-            && let Some(at) = run.args.iter().position(|arg| arg.starts_with('-') && arg.ends_with('c'))
+            && let Some(at) = run
+                .args
+                .iter()
+                .position(|arg| arg.starts_with('-') && arg.ends_with('c'))
         {
             analysis.script(run.args.get(at + 1).map_or("", String::as_str), 0);
         } else {
-            let words = run.args.iter().map(|arg| Word { text: arg.clone(), ..Word::default() }).collect();
+            let words = run
+                .args
+                .iter()
+                .map(|arg| Word {
+                    text: arg.clone(),
+                    ..Word::default()
+                })
+                .collect();
             analysis.command(words);
         }
         return analysis.effects;
     }
     let line_text = run.args.first().map_or("", String::as_str);
     analysis.remember(line_text);
-    let bodies: Vec<String> =
-        run.heredocs.iter().map(|heredoc| String::from_utf8_lossy(&heredoc.content).into_owned()).collect();
+    let bodies: Vec<String> = run
+        .heredocs
+        .iter()
+        .map(|heredoc| String::from_utf8_lossy(&heredoc.content).into_owned())
+        .collect();
     for body in &bodies {
         analysis.remember(body);
     }
     if let Some(shell) = shell
-        && !shell.first().is_some_and(|first| SHELLS.contains(&paths::base(first)))
+        && !shell
+            .first()
+            .is_some_and(|first| SHELLS.contains(&paths::base(first)))
     {
         analysis.everything("its shell isn't a POSIX shell");
         return analysis.effects;
@@ -173,7 +358,9 @@ pub fn effects(
         (Ok(Some(_)), [body, ..]) => {
             if let Some(rest) = body.trim_start_matches('\t').strip_prefix("#!") {
                 let interpreter = rest.lines().next().unwrap_or("");
-                let is_shell = interpreter.split([' ', '/', '\t']).any(|word| SHELLS.contains(&word));
+                let is_shell = interpreter
+                    .split([' ', '/', '\t'])
+                    .any(|word| SHELLS.contains(&word));
                 if !is_shell {
                     analysis.everything("it is a script that isn't shell");
                     return analysis.effects;
@@ -215,7 +402,10 @@ impl Analysis<'_> {
     }
 
     fn remember(&mut self, text: &str) {
-        let names = text.split(|ch| !is_name_char(ch)).filter(|name| !name.is_empty()).map(str::to_owned);
+        let names = text
+            .split(|ch| !is_name_char(ch))
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned);
         self.effects.names.extend(names);
         self.effects.text.push_str(text);
         self.effects.text.push('\n');
@@ -270,7 +460,10 @@ impl Analysis<'_> {
                     word.get_or_insert_default().quoted = true;
                 }
                 '`' => {
-                    let end = chars[at..].iter().position(|ch| *ch == '`').map_or(chars.len(), |length| at + length);
+                    let end = chars[at..]
+                        .iter()
+                        .position(|ch| *ch == '`')
+                        .map_or(chars.len(), |length| at + length);
                     let inner: String = chars[at..end].iter().collect();
                     self.script(&inner, nesting + 1);
                     word.get_or_insert_default().unknown = true;
@@ -292,7 +485,10 @@ impl Analysis<'_> {
                     }
                 }
                 '<' | '>' => {
-                    if word.as_ref().is_some_and(|word| word.text.chars().all(|ch| ch.is_ascii_digit())) {
+                    if word
+                        .as_ref()
+                        .is_some_and(|word| word.text.chars().all(|ch| ch.is_ascii_digit()))
+                    {
                         word = None;
                     }
                     finish(&mut words, &mut word, &mut output, &mut skip);
@@ -319,7 +515,13 @@ impl Analysis<'_> {
     }
 
     /// Reads what follows a `$`; returns where to go on.
-    fn dollar(&mut self, chars: &[char], mut at: usize, word: &mut Option<Word>, nesting: usize) -> usize {
+    fn dollar(
+        &mut self,
+        chars: &[char],
+        mut at: usize,
+        word: &mut Option<Word>,
+        nesting: usize,
+    ) -> usize {
         let name: String = match chars.get(at) {
             Some('(') => {
                 let start = at + 1;
@@ -355,7 +557,9 @@ impl Analysis<'_> {
                         break;
                     }
                 }
-                chars[start.min(at)..at.saturating_sub(1).max(start.min(at))].iter().collect()
+                chars[start.min(at)..at.saturating_sub(1).max(start.min(at))]
+                    .iter()
+                    .collect()
             }
             Some(ch) if is_variable_char(*ch) => {
                 let start = at;
@@ -375,7 +579,12 @@ impl Analysis<'_> {
         };
         let word = word.get_or_insert_default();
         match self.variable(&name) {
-            Some(value) if !word.unknown && value.chars().all(|ch| is_name_char(ch) || "/:@+,%=".contains(ch)) => {
+            Some(value)
+                if !word.unknown
+                    && value
+                        .chars()
+                        .all(|ch| is_name_char(ch) || "/:@+,%=".contains(ch)) =>
+            {
                 word.text.push_str(&value);
             }
             _ => word.unknown = true,
@@ -387,10 +596,12 @@ impl Analysis<'_> {
         for word in words.iter().filter(|word| word.output) {
             self.written(word, "a redirection");
         }
-        let mut words: Vec<Word> = words.into_iter().filter(|word| !word.output && !word.skip).collect();
+        let mut words: Vec<Word> = words
+            .into_iter()
+            .filter(|word| !word.output && !word.skip)
+            .collect();
         let mut assigned = Vec::new();
-        loop {
-            let Some(first) = words.first() else { break };
+        while let Some(first) = words.first() {
             if let Some((name, value)) = first.text.split_once('=')
                 && !name.is_empty()
                 && name.chars().all(is_variable_char)
@@ -419,17 +630,26 @@ impl Analysis<'_> {
         if let Some((directory, _)) = first.text.rsplit_once('/')
             && !matches!(paths::base(directory), "bin" | "sbin")
         {
-            self.everything(&format!("it runs `{}`, which may be any script", first.text));
+            self.everything(&format!(
+                "it runs `{}`, which may be any script",
+                first.text
+            ));
             return;
         }
         let args = &words[1..];
         let texts: Vec<&str> = args.iter().map(|word| word.text.as_str()).collect();
         let only_asks = !texts.is_empty()
-            && texts.iter().all(|text| matches!(*text, "--version" | "-V" | "-version" | "--help" | "version"));
+            && texts.iter().all(|text| {
+                matches!(
+                    *text,
+                    "--version" | "-V" | "-version" | "--help" | "version"
+                )
+            });
         match name.as_str() {
             "fi" | "done" | "}" | "esac" => {}
             "for" => {
-                self.variables.insert(texts.first().copied().unwrap_or("").to_owned(), None);
+                self.variables
+                    .insert(texts.first().copied().unwrap_or("").to_owned(), None);
             }
             "export" | "local" | "readonly" => {
                 for word in args {
@@ -440,15 +660,24 @@ impl Analysis<'_> {
                 }
             }
             "read" => {
-                self.variables.extend(texts.iter().map(|text| ((*text).to_owned(), None)));
+                self.variables
+                    .extend(texts.iter().map(|text| ((*text).to_owned(), None)));
             }
             "cd" | "pushd" => self.change_directory(args),
             _ if only_asks || READERS.contains(&name.as_str()) => {}
-            "python" | "python3" if texts.first() == Some(&"-m") && matches!(texts.get(1), Some(&("pip" | "venv"))) => {}
+            "python" | "python3"
+                if texts.first() == Some(&"-m")
+                    && matches!(texts.get(1), Some(&("pip" | "venv"))) => {}
             "uv" if matches!(texts.first(), Some(&("pip" | "tool" | "python" | "venv"))) => {}
             "npm" | "pnpm" | "yarn"
-                if texts.iter().any(|text| matches!(*text, "-g" | "--global" | "config" | "cache" | "global")) => {}
-            "git" if matches!(git_verb(&texts), "clone" | "config" | "init" | "log" | "ls-remote" | "status") => {}
+                if texts.iter().any(|text| {
+                    matches!(*text, "-g" | "--global" | "config" | "cache" | "global")
+                }) => {}
+            "git"
+                if matches!(
+                    git_verb(&texts),
+                    "clone" | "config" | "init" | "log" | "ls-remote" | "status"
+                ) => {}
             "cargo" | "go" if texts.first() == Some(&"install") => {}
             "find" => self.find(args),
             _ if WRITERS.contains(&name.as_str()) => {
@@ -457,7 +686,9 @@ impl Analysis<'_> {
                 }
             }
             _ if TOOLS.contains(&name.as_str()) => {
-                let elsewhere = texts.iter().any(|text| text.starts_with("-C") || text.starts_with("--directory"));
+                let elsewhere = texts
+                    .iter()
+                    .any(|text| text.starts_with("-C") || text.starts_with("--directory"));
                 if !(name == "tar" && elsewhere) {
                     self.here(&format!("`{name}`"));
                 }
@@ -470,13 +701,27 @@ impl Analysis<'_> {
     }
 
     fn find(&mut self, args: &[Word]) {
-        let actions = ["-delete", "-exec", "-execdir", "-ok", "-okdir", "-fprint", "-fprintf", "-fls"];
-        let Some(at) = args.iter().position(|word| actions.contains(&word.text.as_str())) else { return };
-        if args[at].text != "-delete" && !args.get(at + 1).is_some_and(|word| WRITERS.contains(&word.text.as_str())) {
+        let actions = [
+            "-delete", "-exec", "-execdir", "-ok", "-okdir", "-fprint", "-fprintf", "-fls",
+        ];
+        let Some(at) = args
+            .iter()
+            .position(|word| actions.contains(&word.text.as_str()))
+        else {
+            return;
+        };
+        if args[at].text != "-delete"
+            && !args
+                .get(at + 1)
+                .is_some_and(|word| WRITERS.contains(&word.text.as_str()))
+        {
             self.everything("it runs `find` with a command");
             return;
         }
-        let places: Vec<&Word> = args.iter().take_while(|word| !word.text.starts_with('-')).collect();
+        let places: Vec<&Word> = args
+            .iter()
+            .take_while(|word| !word.text.starts_with('-'))
+            .collect();
         if places.is_empty() {
             self.here("`find`");
         }
@@ -487,7 +732,9 @@ impl Analysis<'_> {
 
     fn here(&mut self, command: &str) {
         if self.lost {
-            self.everything(&format!("it runs {command} in a directory that isn't known"));
+            self.everything(&format!(
+                "it runs {command} in a directory that isn't known"
+            ));
         }
         for directory in self.directories.clone() {
             self.effects.below.insert(directory, command.to_owned());
@@ -496,7 +743,9 @@ impl Analysis<'_> {
 
     fn change_directory(&mut self, args: &[Word]) {
         let target = args.iter().find(|word| !word.text.starts_with('-'));
-        let Some(word) = target.filter(|word| !word.unknown && !word.wildcard && !word.text.starts_with('~')) else {
+        let Some(word) =
+            target.filter(|word| !word.unknown && !word.wildcard && !word.text.starts_with('~'))
+        else {
             self.lost |= !args.iter().any(|word| word.text == "-");
             return;
         };
@@ -528,16 +777,24 @@ impl Analysis<'_> {
         }
         if text.starts_with('~') {
             for home in ["/root", "/home"] {
-                self.effects.below.insert(home.to_owned(), command.to_owned());
+                self.effects
+                    .below
+                    .insert(home.to_owned(), command.to_owned());
             }
             return;
         }
-        let brace = if word.quoted { None } else { text.find('{').filter(|_| text.contains(',')) };
+        let brace = if word.quoted {
+            None
+        } else {
+            text.find('{').filter(|_| text.contains(','))
+        };
         if word.unknown || brace.is_some() {
             let certain = &text[..brace.unwrap_or(text.len())];
             let directory = certain.rfind('/').map_or("", |end| &certain[..end]);
             if directory.starts_with('/') {
-                self.effects.below.insert(paths::clean(directory), command.to_owned());
+                self.effects
+                    .below
+                    .insert(paths::clean(directory), command.to_owned());
             } else {
                 self.everything(&format!("it runs {command} on a path that is computed"));
             }
@@ -554,7 +811,9 @@ impl Analysis<'_> {
             if self.lost {
                 let parts: Vec<String> = paths::components(text).map(str::to_owned).collect();
                 if parts.is_empty() || parts.iter().any(|part| part == ".." || part == "*") {
-                    self.everything(&format!("it runs {command} in a directory that isn't known"));
+                    self.everything(&format!(
+                        "it runs {command} in a directory that isn't known"
+                    ));
                     return;
                 }
                 self.effects.anywhere.push((parts, command.to_owned()));

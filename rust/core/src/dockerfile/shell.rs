@@ -42,18 +42,40 @@ struct Mode {
 }
 
 /// Expands one word of an instruction (ENV, COPY, WORKDIR, …); quotes are removed, the result isn't split.
-pub fn expand(word: &str, escape: char, lookup: &dyn Fn(&str) -> Value) -> Result<Expanded, ShellError> {
+pub fn expand(
+    word: &str,
+    escape: char,
+    lookup: &dyn Fn(&str) -> Value,
+) -> Result<Expanded, ShellError> {
     run(word, escape, lookup, Mode::default(), false).map(|(expanded, _)| expanded)
 }
 
 /// Expands the body of an unquoted heredoc: quotes stay, a backslash escapes any character and disappears.
 pub fn expand_heredoc(body: &str, lookup: &dyn Fn(&str) -> Value) -> Result<Expanded, ShellError> {
-    run(body, '\\', lookup, Mode { skip_quotes: true, ..Mode::default() }, false).map(|(expanded, _)| expanded)
+    run(
+        body,
+        '\\',
+        lookup,
+        Mode {
+            skip_quotes: true,
+            ..Mode::default()
+        },
+        false,
+    )
+    .map(|(expanded, _)| expanded)
 }
 
 /// Splits a line into words to look for heredocs, leaving variables, and (if `raw`) quotes and escapes, as written.
-pub fn heredoc_words(line: &str, raw_quotes: bool, raw_escapes: bool) -> Result<Vec<String>, ShellError> {
-    let mode = Mode { raw_quotes, keep_unset: true, ..Mode::default() };
+pub fn heredoc_words(
+    line: &str,
+    raw_quotes: bool,
+    raw_escapes: bool,
+) -> Result<Vec<String>, ShellError> {
+    let mode = Mode {
+        raw_quotes,
+        keep_unset: true,
+        ..Mode::default()
+    };
     run(line, '\\', &|_| Value::Unset, mode, raw_escapes).map(|(_, words)| words)
 }
 
@@ -75,7 +97,13 @@ fn run(
         depth: 0,
     };
     let (text, words) = lexer.until(None, raw_escapes)?;
-    Ok((Expanded { text, unknown: lexer.unknown }, words))
+    Ok((
+        Expanded {
+            text,
+            unknown: lexer.unknown,
+        },
+        words,
+    ))
 }
 
 struct Lexer<'a> {
@@ -116,7 +144,11 @@ impl Lexer<'_> {
         }
     }
 
-    fn until(&mut self, stop: Option<char>, raw_escapes: bool) -> Result<(String, Vec<String>), ShellError> {
+    fn until(
+        &mut self,
+        stop: Option<char>,
+        raw_escapes: bool,
+    ) -> Result<(String, Vec<String>), ShellError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return Err(ShellError::Limit("variables are nested too deeply"));
@@ -170,7 +202,9 @@ impl Lexer<'_> {
                 words.in_word = true;
                 result.push(ch);
             }
-            let Some(escaped) = self.rest.next() else { break };
+            let Some(escaped) = self.rest.next() else {
+                break;
+            };
             self.words_buffer.push(escaped);
             words.in_word = true;
             result.push(escaped);
@@ -304,12 +338,18 @@ impl Lexer<'_> {
     }
 
     /// A word inside `${…}`, and the variables that it alone depends on.
-    fn nested(&mut self, stop: char, raw_escapes: bool) -> Result<(String, BTreeSet<String>), ShellError> {
+    fn nested(
+        &mut self,
+        stop: char,
+        raw_escapes: bool,
+    ) -> Result<(String, BTreeSet<String>), ShellError> {
         let outer = std::mem::take(&mut self.unknown);
         let result = self.until(Some(stop), raw_escapes);
         let inner = std::mem::replace(&mut self.unknown, outer);
         match result {
-            Err(ShellError::Syntax(_)) if self.peek().is_none() => syntax(format!("`{stop}` is missing in ${{…}}")),
+            Err(ShellError::Syntax(_)) if self.peek().is_none() => {
+                syntax(format!("`{stop}` is missing in ${{…}}"))
+            }
             other => other.map(|(text, _)| (text, inner)),
         }
     }
@@ -344,7 +384,9 @@ impl Lexer<'_> {
             '/' => return self.replace(&name),
             ':' => {
                 null_is_unset = true;
-                let Some(next) = self.rest.next() else { return syntax("`}` is missing in ${…}") };
+                let Some(next) = self.rest.next() else {
+                    return syntax("`}` is missing in ${…}");
+                };
                 operator = next;
                 written_operator.push(next);
             }
@@ -353,7 +395,9 @@ impl Lexer<'_> {
         }
         let raw = matches!(operator, '#' | '%');
         if null_is_unset && raw {
-            return syntax(format!("modifier `{written_operator}` is not supported in ${{…}}"));
+            return syntax(format!(
+                "modifier `{written_operator}` is not supported in ${{…}}"
+            ));
         }
         let (word, word_unknown) = self.nested('}', raw)?;
         let value = self.get(&name);
@@ -389,8 +433,16 @@ impl Lexer<'_> {
                 if !missing {
                     return Ok(known(value));
                 }
-                let state = if value == Value::Unset { "unset" } else { "empty" };
-                let message = if word.is_empty() { format!("is not allowed to be {state}") } else { word };
+                let state = if value == Value::Unset {
+                    "unset"
+                } else {
+                    "empty"
+                };
+                let message = if word.is_empty() {
+                    format!("is not allowed to be {state}")
+                } else {
+                    word
+                };
                 syntax(format!("{name}: {message}"))
             }
             ('#' | '%', value) => {
@@ -401,7 +453,9 @@ impl Lexer<'_> {
                 }
                 pattern.trim(&known(value), operator)
             }
-            _ => syntax(format!("modifier `{written_operator}` is not supported in ${{…}}")),
+            _ => syntax(format!(
+                "modifier `{written_operator}` is not supported in ${{…}}"
+            )),
         }
     }
 
@@ -423,7 +477,9 @@ impl Lexer<'_> {
             return Ok(String::new());
         }
         if all && replacement.contains('$') {
-            return Err(ShellError::Limit("the replacement in ${…//…} contains a `$`"));
+            return Err(ShellError::Limit(
+                "the replacement in ${…//…} contains a `$`",
+            ));
         }
         pattern.replace(&known(value), &replacement, all)
     }
@@ -492,11 +548,19 @@ impl Pattern {
                 ch => Token::Char(ch),
             });
         }
-        Ok(Self { tokens, greedy: true })
+        Ok(Self {
+            tokens,
+            greedy: true,
+        })
     }
 
     /// End of the match that starts at `start`: the longest if greedy, else the shortest.
-    fn match_at(&self, value: &[char], start: usize, steps: &mut usize) -> Result<Option<usize>, ShellError> {
+    fn match_at(
+        &self,
+        value: &[char],
+        start: usize,
+        steps: &mut usize,
+    ) -> Result<Option<usize>, ShellError> {
         let count = self.tokens.len();
         let mut states = vec![false; count + 1];
         states[0] = true;
@@ -519,7 +583,9 @@ impl Pattern {
             }
             *steps = steps.saturating_add(count + 1);
             if *steps > MAX_MATCH_STEPS {
-                return Err(ShellError::Limit("matching the pattern in ${…} takes too long"));
+                return Err(ShellError::Limit(
+                    "matching the pattern in ${…} takes too long",
+                ));
             }
             let ch = value[at];
             for index in (0..=count).rev() {
@@ -530,7 +596,10 @@ impl Pattern {
                         Token::Char(expected) => ch == expected,
                         Token::Star => false,
                     };
-                let stays = index < count && states[index] && matches!(self.tokens[index], Token::Star) && ch != '\n';
+                let stays = index < count
+                    && states[index]
+                    && matches!(self.tokens[index], Token::Star)
+                    && ch != '\n';
                 states[index] = from_before || stays;
             }
             at += 1;
@@ -550,7 +619,12 @@ impl Pattern {
         Ok(rest.into_iter().collect())
     }
 
-    fn find(&self, value: &[char], from: usize, steps: &mut usize) -> Result<Option<(usize, usize)>, ShellError> {
+    fn find(
+        &self,
+        value: &[char],
+        from: usize,
+        steps: &mut usize,
+    ) -> Result<Option<(usize, usize)>, ShellError> {
         for start in from..=value.len() {
             if let Some(end) = self.match_at(value, start, steps)? {
                 return Ok(Some((start, end)));

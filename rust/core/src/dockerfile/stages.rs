@@ -27,8 +27,16 @@ pub struct StageGraph {
 }
 
 impl StageGraph {
-    pub fn new(stages: &[Stage], escape: char, lookup: &dyn Fn(&str) -> Value) -> Result<Self, BuildError> {
-        let mut graph = Self { bases: Vec::new(), names: HashMap::new(), has_images: false };
+    pub fn new(
+        stages: &[Stage],
+        escape: char,
+        lookup: &dyn Fn(&str) -> Value,
+    ) -> Result<Self, BuildError> {
+        let mut graph = Self {
+            bases: Vec::new(),
+            names: HashMap::new(),
+            has_images: false,
+        };
         for (index, stage) in stages.iter().enumerate() {
             let expanded = expand_word(&stage.base, stage.line, escape, lookup)?;
             graph.bases.push(match expanded {
@@ -44,7 +52,8 @@ impl StageGraph {
                 },
             });
             if !stage.platform.is_empty()
-                && expand_word(&stage.platform, stage.line, escape, lookup)?.is_some_and(|platform| platform.is_empty())
+                && expand_word(&stage.platform, stage.line, escape, lookup)?
+                    .is_some_and(|platform| platform.is_empty())
             {
                 let message = format!("the platform {:?} comes out empty", stage.platform);
                 return Err(BuildError::new("platform-blank", stage.line, message));
@@ -53,16 +62,19 @@ impl StageGraph {
                 graph.names.insert(stage.name.clone(), index);
             }
         }
-        graph.has_images = stages.iter().flat_map(|stage| &stage.commands).any(|command| match &command.kind {
-            CommandKind::Copy(copy) => {
-                !copy.from.is_empty()
-                    && copy.from.parse::<i64>().is_err()
-                    && !graph.names.contains_key(&copy.from.to_lowercase())
-            }
-            CommandKind::Run(run) => !run.mounts_from.is_empty(),
-            CommandKind::Onbuild(_) => true,
-            _ => false,
-        });
+        graph.has_images = stages
+            .iter()
+            .flat_map(|stage| &stage.commands)
+            .any(|command| match &command.kind {
+                CommandKind::Copy(copy) => {
+                    !copy.from.is_empty()
+                        && copy.from.parse::<i64>().is_err()
+                        && !graph.names.contains_key(&copy.from.to_lowercase())
+                }
+                CommandKind::Run(run) => !run.mounts_from.is_empty(),
+                CommandKind::Onbuild(_) => true,
+                _ => false,
+            });
         Ok(graph)
     }
 
@@ -71,7 +83,9 @@ impl StageGraph {
         match expand_word(name, line, escape, &|_| Value::Unset)? {
             Some(expanded) if expanded == name => {}
             _ => {
-                let message = format!("--from={name}: variables, quotes and escapes are not allowed here; name a stage");
+                let message = format!(
+                    "--from={name}: variables, quotes and escapes are not allowed here; name a stage"
+                );
                 return Err(BuildError::new("from-variable", line, message));
             }
         }
@@ -80,7 +94,10 @@ impl StageGraph {
                 Ok(index) if index < self.bases.len() => Ok(Source::Stage(index)),
                 Ok(_) if self.has_images => Ok(Source::Unknown),
                 _ => {
-                    let message = format!("--from={name}: there are only {} stages, counted from 0", self.bases.len());
+                    let message = format!(
+                        "--from={name}: there are only {} stages, counted from 0",
+                        self.bases.len()
+                    );
                     Err(BuildError::new("from-index", line, message))
                 }
             };
@@ -93,7 +110,12 @@ impl StageGraph {
     }
 
     /// Stages that `target` needs, in the order of the file; errors in any stage's `--from` count, as in a build.
-    pub fn needed(&self, stages: &[Stage], target: usize, escape: char) -> Result<Vec<usize>, BuildError> {
+    pub fn needed(
+        &self,
+        stages: &[Stage],
+        target: usize,
+        escape: char,
+    ) -> Result<Vec<usize>, BuildError> {
         let mut needs: Vec<Vec<(usize, usize)>> = vec![Vec::new(); stages.len()];
         for (index, stage) in stages.iter().enumerate() {
             if let Source::Stage(base) = self.bases[index] {
@@ -142,7 +164,11 @@ fn expand_word(
     match expand(word, escape, lookup) {
         Ok(expanded) if expanded.unknown.is_empty() => Ok(Some(expanded.text)),
         Ok(_) | Err(ShellError::Limit(_)) => Ok(None),
-        Err(ShellError::Syntax(message)) => Err(BuildError::new("substitution", line, format!("{word:?}: {message}"))),
+        Err(ShellError::Syntax(message)) => Err(BuildError::new(
+            "substitution",
+            line,
+            format!("{word:?}: {message}"),
+        )),
     }
 }
 

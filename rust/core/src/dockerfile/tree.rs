@@ -29,7 +29,14 @@ pub struct Node {
 
 impl Node {
     pub fn directory(mode: Option<u32>, owner: Option<String>, partial: bool) -> Self {
-        Self { kind: FileKind::Directory, mode, owner, origin: Origin::None, children: BTreeMap::new(), partial }
+        Self {
+            kind: FileKind::Directory,
+            mode,
+            owner,
+            origin: Origin::None,
+            children: BTreeMap::new(),
+            partial,
+        }
     }
 
     pub fn is_directory(&self) -> bool {
@@ -55,7 +62,13 @@ const MAX_LINKS: usize = 255;
 
 impl Tree {
     pub fn new(partial: bool) -> Self {
-        Self { root: Arc::new(Node::directory(Some(0o755), Some("0:0".to_owned()), partial)) }
+        Self {
+            root: Arc::new(Node::directory(
+                Some(0o755),
+                Some("0:0".to_owned()),
+                partial,
+            )),
+        }
     }
 
     /// Looks a cleaned absolute path up; follows no link.
@@ -77,7 +90,10 @@ impl Tree {
     /// The path without links, as far as they are known; None beyond too many links.
     pub fn resolve(&self, path: &str) -> Option<String> {
         resolve(path, |path| match self.lookup(path) {
-            Lookup::Found(Node { kind: FileKind::Symlink(target), .. }) => Some(target.clone()),
+            Lookup::Found(Node {
+                kind: FileKind::Symlink(target),
+                ..
+            }) => Some(target.clone()),
             _ => None,
         })
     }

@@ -1,0 +1,2 @@
+#!/bin/bash
+grep -c ERROR /home/user/input/app.log > /workdir/answer.txt

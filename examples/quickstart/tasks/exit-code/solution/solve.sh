@@ -1,0 +1,3 @@
+#!/bin/bash
+sh /home/user/input/selfcheck.sh
+echo $? > /workdir/answer.txt

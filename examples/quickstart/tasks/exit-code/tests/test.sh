@@ -1,0 +1,6 @@
+#!/bin/bash
+if [ "$(tr -d '[:space:]' < /workdir/answer.txt)" = 23 ]; then
+    echo 1 > /logs/verifier/reward.txt
+else
+    echo 0 > /logs/verifier/reward.txt
+fi

@@ -1,0 +1,2 @@
+name=world
+ehco "hello $name"

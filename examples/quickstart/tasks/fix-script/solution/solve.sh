@@ -1,0 +1,2 @@
+#!/bin/bash
+sed -i s/ehco/echo/ /workdir/greet.sh

@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /workdir/notes
+for file in *.txt; do
+    mv "$file" "${file%.txt}.md"
+done

@@ -1,0 +1,227 @@
+"""Sandboxes for the execution tests: shells of this machine, Docker containers, and one that misbehaves on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from harbor.environments.base import ExecResult
+from harbor.models.task.config import EnvironmentConfig as TaskEnvironmentConfig
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+from harbor.models.trial.paths import TrialPaths
+
+from harbor_trl.environments.bubblewrap import BubblewrapEnvironment, check_available
+from harbor_trl.environments.docker import FastDockerEnvironment
+from harbor_trl.errors import SandboxUnavailableError
+
+BASE_IMAGE = "debian:bookworm-slim"
+BUSYBOX_IMAGE = "harbor-trl-busybox:latest"
+
+#: What the wrapper may use, less the shells.
+TOOLS = (
+    *("base64", "cat", "chmod", "echo", "env", "false", "grep", "head", "kill", "ls", "mkdir", "mkfifo"),
+    *("od", "printf", "ps", "rm", "seq", "sleep", "sort", "tail", "tr", "true", "wc", "yes"),
+)
+
+
+class LocalEnvironment:
+    """`exec` of a Harbor environment, run by a shell of this machine. Not a sandbox."""
+
+    def __init__(self, shell: Sequence[str], directory: Path, path: str, env: dict[str, str] | None = None) -> None:
+        self.shell = shell
+        self.directory = directory
+        self.session_id = f"local-{shell[0]}"
+        self.env = {"PATH": path, "HOME": str(directory), "LC_ALL": "C.UTF-8", **(env or {})}
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        process = await asyncio.create_subprocess_exec(
+            *self.shell,
+            "-c",
+            command,
+            cwd=cwd or self.directory,
+            env={**(env or {}), **self.env},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(timeout_sec):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from None
+        code = process.returncode or 0
+        return ExecResult(stdout=output.decode(errors="replace"), return_code=code if code >= 0 else 128 - code)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        await asyncio.to_thread(shutil.copy, source_path, target_path)
+
+
+class ScriptedEnvironment:
+    """A local sandbox whose backend delays, cuts or fails: `script` says how for each exec in turn, then for all."""
+
+    def __init__(self, inner: LocalEnvironment, *script: Any) -> None:
+        self.inner = inner
+        self.script = list(script)
+        self.session_id = "scripted"
+        self.execs = 0
+
+    async def exec(self, command: str, **kwargs: Any) -> ExecResult:
+        self.execs += 1
+        act = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return await act(self.inner, command, kwargs)
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        await self.inner.upload_file(source_path, target_path)
+
+
+class ShDockerEnvironment(FastDockerEnvironment):
+    """Harbor runs every command with bash; this one with sh, for images without bash."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._platform.exec_shell_args = lambda command: ["sh", "-c", command]  # type: ignore[method-assign]
+
+
+class Live:
+    """A sandbox driven from plain test code; its loop runs in a thread of its own."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def wait[T](self, coroutine: Coroutine[Any, Any, T], timeout: float = 120) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def tool_directory(directory: Path, tools: Sequence[str], **shells: str) -> str:
+    """A PATH that holds `tools` and, by name, `shells`."""
+    directory.mkdir()
+    for name in tools:
+        if found := shutil.which(name):
+            (directory / name).symlink_to(found)
+    for name, target in shells.items():
+        (directory / name).symlink_to(target)
+    return str(directory)
+
+
+#: Backends by name, and what each lacks of a full machine.
+LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
+SANDBOXES = [
+    *LOCAL,
+    "bubblewrap",
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("docker-busybox", marks=pytest.mark.docker),
+]
+
+
+def local_environment(name: str, directory: Path, env: dict[str, str] | None = None) -> LocalEnvironment:
+    work = directory / "work"
+    work.mkdir()
+    path = os.environ["PATH"]
+    if name == "bash":
+        return LocalEnvironment(["/bin/bash"], work, path, env)
+    if name == "bash-posix":
+        return LocalEnvironment(["/bin/bash", "--posix"], work, path, env)
+    if name == "ash":
+        busybox = shutil.which("busybox")
+        if not busybox:
+            pytest.skip("no busybox on this machine")
+        applets = [*TOOLS, "setsid", "sh"]
+        path = tool_directory(directory / "bin", [], **dict.fromkeys(applets, busybox))
+        return LocalEnvironment([busybox, "ash"], work, path, env)
+    dash = shutil.which("dash")
+    if not dash:
+        pytest.skip("no dash on this machine")
+    tools = {"dash": [*TOOLS, "setsid"], "no-setsid": TOOLS, "nothing-but-sh": []}[name]
+    return LocalEnvironment([dash], work, tool_directory(directory / "bin", tools, sh=dash), env)
+
+
+def docker_environment(directory: Path, image: str, **config: Any) -> FastDockerEnvironment:
+    kind = config.pop("kind", ShDockerEnvironment if image == BUSYBOX_IMAGE else FastDockerEnvironment)
+    options = config.pop("options", {})
+    context = directory / "task" / "environment"
+    context.mkdir(parents=True)
+    return kind(
+        environment_dir=context,
+        environment_name="execution-test",
+        session_id=f"execution-test-{uuid4().hex[:8]}__env",
+        trial_paths=TrialPaths(directory / "trial"),
+        task_env_config=TaskEnvironmentConfig(docker_image=image, **config),
+        network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC),
+        **options,
+    )
+
+
+def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
+    try:
+        check_available()
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+    context = directory / "task" / "environment"
+    context.mkdir(parents=True)
+    (context / "Dockerfile").write_text(f"FROM {BASE_IMAGE}\nWORKDIR /work\n")
+    return BubblewrapEnvironment(
+        environment_dir=context,
+        environment_name="execution-test",
+        session_id=f"execution-test-{uuid4().hex[:8]}__env",
+        trial_paths=TrialPaths(directory / "trial"),
+        task_env_config=TaskEnvironmentConfig(),
+        network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC),
+    )
+
+
+@contextlib.contextmanager
+def live(name: str, directory: Path) -> Iterator[Live]:
+    """The sandbox called `name`, started."""
+    if name in LOCAL:
+        sandbox = Live(local_environment(name, directory))
+        try:
+            yield sandbox
+        finally:
+            sandbox.close()
+        return
+    if name == "bubblewrap":
+        environment: Any = bubblewrap_environment(directory)
+    else:
+        environment = docker_environment(directory, BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE)
+    with started(environment) as sandbox:
+        yield sandbox
+
+
+@contextlib.contextmanager
+def started(environment: Any) -> Iterator[Live]:
+    sandbox = Live(environment)
+    try:
+        sandbox.wait(environment.start(force_build=False))
+        yield sandbox
+    finally:
+        try:
+            sandbox.wait(environment.stop(delete=True))
+        finally:
+            sandbox.close()

@@ -1,0 +1,200 @@
+"""Harbor's Docker backend, made fast: still Harbor's own, one build per content, nothing left but the shared image."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from harbor.models.environment_type import EnvironmentType
+
+from harbor_trl.environments import docker as fast
+from harbor_trl.environments import environment_for
+from harbor_trl.environments.docker import FastDockerEnvironment, context_digest
+from harbor_trl.errors import SandboxUnavailableError
+from sandbox_support import make_environment, own_images, require, run_trial, running, write_task
+
+# --- choosing a backend (no engine needed) ----------------------------------------------------------------------------
+
+
+def test_names_choose_backends() -> None:
+    from harbor.models.trial.config import EnvironmentConfig
+
+    for name, path in (("docker", "docker:FastDockerEnvironment"), ("bubblewrap", "bubblewrap:BubblewrapEnvironment")):
+        fields = environment_for(name, {"x": 1})
+        assert fields == {"import_path": f"harbor_trl.environments.{path}", "kwargs": {"x": 1}}
+        EnvironmentConfig(**fields)
+    assert environment_for("modal") == {"type": EnvironmentType.MODAL, "kwargs": {}}
+    assert environment_for("my.module:Class")["import_path"] == "my.module:Class"
+    with pytest.raises(
+        SandboxUnavailableError, match=r"'dokcer'.*apple-container.*bubblewrap.*docker.*package\.module:Class"
+    ):
+        environment_for("dokcer")
+
+
+def test_choosing_does_not_import_harbor() -> None:
+    import sys
+
+    program = "import sys, harbor_trl.environments as e; e.environment_for('docker'); print('harbor' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
+
+
+def test_the_digest_sees_all_that_a_build_sees(tmp_path: Path) -> None:
+    def build(directory: str, change: Any = None) -> str:
+        top = tmp_path / directory
+        (top / "sub").mkdir(parents=True)
+        (top / "sub" / "file").write_text("x")
+        (top / "link").symlink_to("sub")
+        if change:
+            change(top)
+        return context_digest(top)
+
+    same = build("same")
+    assert build("again") == same
+    changes = [
+        lambda top: (top / "sub" / "file").write_text("y"),
+        lambda top: (top / "sub" / "file").chmod(0o755),
+        lambda top: (top / "sub" / "file").rename(top / "sub" / "other"),
+        lambda top: (top / "empty").mkdir(),
+        lambda top: ((top / "link").unlink(), (top / "link").symlink_to("sub/")),
+        lambda top: (top / "sub").chmod(0o700),
+    ]
+    digests = {build(str(number), change) for number, change in enumerate(changes)}
+    assert len(digests | {same}) == len(changes) + 1
+
+
+# --- on an engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[None]:
+    require("docker")
+    with own_images():
+        yield
+
+
+PID_1 = "cat /proc/1/cmdline | tr '\\0' ' '"
+
+
+def images() -> list[str]:
+    """Images that rollouts of this test run have left."""
+    listed = ["docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}", fast.IMAGE_REPOSITORY]
+    return subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_images_can_be_removed_all_at_once(engine: None, tmp_path: Path) -> None:
+    with running(make_environment("docker", tmp_path)) as live:
+        left = images()
+        assert left
+        # In use: stays.
+        assert not set(left) <= set(fast.remove_task_images())
+        live.output("true")
+    fast.remove_task_images()
+    assert images() == []
+
+
+@pytest.mark.docker
+def test_pid_1_is_an_init_unless_told_or_the_task_says_so(engine: None, tmp_path: Path) -> None:
+    with running(make_environment("docker", tmp_path / "1")) as live:
+        assert "docker-init" in live.output(PID_1)
+    with running(make_environment("docker", tmp_path / "2", options={"init": False})) as live:
+        assert live.output(PID_1) == "sh -c sleep infinity "
+    compose = {"docker-compose.yaml": "services:\n  main:\n    init: false\n"}
+    with running(make_environment("docker", tmp_path / "3", files=compose)) as live:
+        assert live.output(PID_1) == "sh -c sleep infinity "
+
+
+@pytest.mark.docker
+def test_a_group_of_rollouts_builds_once_and_a_change_builds_again(engine: None, tmp_path: Path) -> None:
+    builds = []
+
+    class Counting(FastDockerEnvironment):
+        async def _run_docker_compose_command(self, command: list[str], *args: Any, **kwargs: Any) -> Any:
+            if command[0] == "build":
+                builds.append(self.session_id)
+            return await super()._run_docker_compose_command(command, *args, **kwargs)
+
+    def environment(name: str, text: str) -> Counting:
+        made = make_environment(
+            "docker", tmp_path / name, dockerfile="FROM debian:bookworm-slim\nCOPY x /x\n", files={"x": text}
+        )
+        made.__class__ = Counting
+        return made  # type: ignore[return-value]
+
+    content = uuid4().hex
+
+    async def group(*members: Counting) -> list[str | None]:
+        try:
+            await asyncio.gather(*(one.start(force_build=False) for one in members))
+            return [(await one.exec("cat /x")).stdout for one in members]
+        finally:
+            await asyncio.gather(*(one.stop(delete=True) for one in members))
+
+    before = len(images())
+    assert asyncio.run(group(environment("1", content), environment("2", content))) == [content] * 2
+    assert len(builds) == 1
+    assert len(images()) == before + 1
+    assert asyncio.run(group(environment("3", content))) == [content]
+    assert len(builds) == 1
+    assert asyncio.run(group(environment("4", content + "changed"))) == [content + "changed"]
+    assert len(builds) == 2
+    # An image that somebody deleted is built again.
+    tag = f"{fast.IMAGE_REPOSITORY}:{context_digest(tmp_path / '1' / 'task' / 'environment')}"
+    subprocess.run(["docker", "image", "rm", tag], check=True, capture_output=True)
+    assert asyncio.run(group(environment("5", content))) == [content]
+    assert len(builds) == 3
+
+
+@pytest.mark.docker
+def test_a_failed_build_is_an_error_and_leaves_nothing(engine: None, tmp_path: Path) -> None:
+    environment = make_environment("docker", tmp_path, dockerfile="FROM debian:bookworm-slim\nRUN exit 3\n")
+
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match=r"build"):
+            await environment.start(force_build=False)
+        await environment.stop(delete=True)
+
+    before = images()
+    asyncio.run(scenario())
+    assert images() == before
+
+
+@pytest.mark.docker
+def test_a_healthcheck_is_waited_for(engine: None, tmp_path: Path) -> None:
+    check = "test -e /ready || { touch /ready; exit 1; }"
+    dockerfile = f"FROM debian:bookworm-slim\nHEALTHCHECK --interval=1s --retries=20 CMD {check}\n"
+    with running(make_environment("docker", tmp_path, dockerfile=dockerfile)) as live:
+        live.output("test -e /ready")
+
+
+@pytest.mark.docker
+def test_a_second_service_starts_and_stops_with_the_task(engine: None, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        solution="until getent hosts side; do sleep 0.2; done > /tmp/answer",
+        test="test -s /tmp/answer; echo $((1 - $?)) > /logs/verifier/reward.txt",
+    )
+    (task / "environment" / "docker-compose.yaml").write_text(
+        "services:\n  side:\n    image: debian:bookworm-slim\n    command: [sleep, infinity]\n"
+    )
+    result = asyncio.run(run_trial(task, tmp_path / "trials", "docker"))
+    assert result.exception_info is None
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+    listed = subprocess.run(["docker", "ps", "-a", "--format", "{{.Names}}"], capture_output=True, text=True)
+    assert result.trial_name.lower() not in listed.stdout
+
+
+@pytest.mark.docker
+def test_stale_containers_of_the_same_name_are_replaced(engine: None, tmp_path: Path) -> None:
+    with running(make_environment("docker", tmp_path / "1")) as old:
+        old.output("echo stale > /stale")
+        again = make_environment("docker", tmp_path / "2")
+        again.session_id = old.environment.session_id
+        with running(again) as new:
+            assert new.exec("cat /stale").return_code != 0
