@@ -20,6 +20,7 @@ from harbor_trl import AGENTS, HarborBashEnv, HarborEnv, HarborSpec
 from harbor_trl.errors import HarborTrlError, HarnessError, HarnessTypeError, SuiteError
 from harbor_trl.resolve import resolve_harness
 from harbor_trl.rewards import outcome_reward
+from tasks import make_task
 
 HARNESS = '''
 from harbor_trl import HarborEnv
@@ -44,8 +45,7 @@ class Other: ...
 
 def make_suite(root: Path, metadata: list[str]) -> Path:
     for i, text in enumerate(metadata):
-        (root / f"t{i}").mkdir(parents=True)
-        (root / f"t{i}" / "task.toml").write_text(f"[metadata]\n{text}\n")
+        make_task(root / f"t{i}", toml=f"[metadata]\n{text}\n")
     return root
 
 
@@ -225,6 +225,23 @@ def test_broken_tasks_can_be_skipped_with_one_warning(tmp_path: Path) -> None:
     assert [task.task_id for task in spec.broken_tasks] == ["t1"]
     with pytest.raises(SuiteError, match="no chosen task is left"):
         _ = HarborSpec(suite, indices=[1], on_invalid="skip").train_dataset
+
+
+def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> None:
+    suite = make_suite(tmp_path / "suite", ["a = 0"] * 6)
+    (suite / "t0" / "instruction.md").unlink()
+    (suite / "t1" / "environment" / "Dockerfile").write_text("FROM x\n\nCOPY gone /\n")
+    make_task(suite / "t3", toml="[agent]\ntimeout_sec = 'long'\n")
+    make_task(suite / "t4", toml="a = ")
+    with pytest.raises(SuiteError, match=r"4 of 6 tasks cannot be used(.|\n)*t0/instruction.md: (.|\n)*t1/environment"):
+        _ = HarborSpec(suite).train_dataset
+    spec = HarborSpec(suite, indices=[5, 3, 1, 2, 5, 4], on_invalid="skip")
+    with pytest.warns(UserWarning, match="3 of 6 tasks cannot be used"):
+        assert spec.train_dataset["task_index"][:] == [5, 2, 5]
+    places = [(task.task_id, task.file.name, task.line, task.column) for task in spec.broken_tasks]
+    assert places == [("t1", "Dockerfile", 3, 6), ("t3", "task.toml", 2, 1), ("t4", "task.toml", 1, 5)]
+    # Only a question of the task itself, not of what is worth a warning.
+    assert len(HarborSpec(suite, indices=[2]).train_dataset) == 1
 
 
 def test_only_chosen_tasks_need_to_be_valid(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from harbor_trl.errors import SuiteError
 from harbor_trl.suite import RESERVED_COLUMNS, Suite, index_suite, open_suite
 from reference import columns as reference_columns
 from reference.scan import scan
+from tasks import make_task as whole_task
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -569,7 +570,7 @@ def test_the_index_imports_nothing_heavy() -> None:
 def test_problems_do_not_hide_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from harbor_trl import HarborSpec
 
-    make_task(tmp_path / "a")
+    whole_task(tmp_path / "a")
     (tmp_path / "gone").symlink_to("nowhere")
     with caplog.at_level(logging.WARNING):
         assert len(HarborSpec(tmp_path).train_dataset) == 1

@@ -14,18 +14,30 @@ from typing import TYPE_CHECKING
 from harbor_trl.errors import HarborTrlError
 
 if TYPE_CHECKING:
+    from harbor_trl.checks import Finding, check
     from harbor_trl.env import HarborEnv
     from harbor_trl.harnesses import AGENTS, HarborBashEnv, HarborTerminalEnv
     from harbor_trl.spec import HarborSpec
 
-__all__ = ["AGENTS", "HarborBashEnv", "HarborEnv", "HarborSpec", "HarborTerminalEnv", "HarborTrlError"]
+__all__ = [
+    "AGENTS",
+    "Finding",
+    "HarborBashEnv",
+    "HarborEnv",
+    "HarborSpec",
+    "HarborTerminalEnv",
+    "HarborTrlError",
+    "check",
+]
 
 _HOME = {
     "AGENTS": "harbor_trl.harnesses",
+    "Finding": "harbor_trl.checks",
     "HarborBashEnv": "harbor_trl.harnesses",
     "HarborEnv": "harbor_trl.env",
     "HarborSpec": "harbor_trl.spec",
     "HarborTerminalEnv": "harbor_trl.harnesses",
+    "check": "harbor_trl.checks",
 }
 
 

@@ -100,6 +100,7 @@ class OutputBuffer:
     def dropped_lines(self) -> int:
         """Line ends that `text` leaves out."""
 
+
 class _Problem(TypedDict):
     code: str
     line: int
@@ -170,3 +171,27 @@ def parse_dockerfile(source: bytes) -> _Parsed: ...
 def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...
 def match_path(pattern: str, name: str) -> bool | None: ...
 def match_ignore(ignore_file: bytes, paths: list[str]) -> list[bool] | None: ...
+
+def check_tasks(
+    root: str | os.PathLike[str],
+    tasks: Sequence[str | os.PathLike[str]],
+    *,
+    lacks: Sequence[str] = ...,
+    only_errors: bool = False,
+    toml_1_1: bool = False,
+    watch: Callable[[int, int], object] | None = None,
+) -> list[tuple[list[tuple[str, str, int, int, str]], bool, int]]:
+    """For each task its findings, whether Harbor must be asked, and a key that tasks of the same content share.
+
+    A finding is `(code, file below the task, line, column, message)`, with 0 for no line or column.
+
+    Args:
+        lacks: What the backend cannot do, in the names of Harbor's `EnvironmentCapabilities`, and `images`.
+        only_errors: Look for nothing that is only worth a warning.
+    """
+
+def task_digest(directory: str | os.PathLike[str]) -> int | None:
+    """Digest of a task's content; None if it cannot be read."""
+
+def locate_key(text: str, path: Sequence[str | int], *, toml_1_1: bool = False) -> tuple[int, int] | None:
+    """Line and column of a key of a TOML document, as far down as it is there."""

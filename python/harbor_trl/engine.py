@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any
 
+from harbor_trl.runs import hold_run, release_run
+
 logger = logging.getLogger(__name__)
 
 #: Seconds that a process waits at its end for its sandboxes to stop.
@@ -36,6 +38,7 @@ class Engine:
         self.pid = os.getpid()
         #: Begins the name of each trial of this process, and so of its containers.
         self.run_id = f"ht{secrets.token_hex(4)}"
+        self._run_file = hold_run(self.run_id)
         self._loop = asyncio.new_event_loop()
         self._trials: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -134,6 +137,7 @@ class Engine:
             sys.stderr.flush()
             os._exit(130)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        release_run(self.run_id, self._run_file)
 
 
 _engine: Engine | None = None

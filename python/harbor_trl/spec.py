@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -54,8 +55,9 @@ class HarborSpec:
         num_tasks: Take the first so many tasks. Default: all.
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
-        on_invalid: What to do about tasks whose `task.toml` cannot be used: `"raise"` an error that lists them, or
-            `"skip"` them with one warning.
+        on_invalid: What to do about tasks that can never give a reward, because Harbor refuses them or their image
+            cannot be built (the errors of `harbor_trl.check`): `"raise"` an error that lists them, or `"skip"` them
+            with one warning.
         revision: Branch, tag or commit of a hub repo.
         environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
         reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
@@ -165,7 +167,7 @@ class HarborSpec:
         from harbor_trl.suite import listed
 
         suite, positions = self._open()
-        tasks = suite.tasks(positions)
+        tasks = self._usable(suite, positions)
         if problems := suite.problems:
             logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
         if tasks.json_columns and self._include_metadata:
@@ -182,6 +184,24 @@ class HarborSpec:
                 raise SuiteError(f"{suite.root}: no chosen task is left, {count}:\n{listed(tasks.broken)}")
             warnings.warn(f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them", stacklevel=3)
         return tasks
+
+    def _usable(self, suite: Suite, positions: list[int] | None) -> TaskTable:
+        """The chosen tasks, without those that can never give a reward."""
+        from harbor_trl.checks import errors_of
+        from harbor_trl.suite import BrokenTask
+
+        chosen = range(len(suite)) if positions is None else positions
+        errors = errors_of(suite, chosen, backend=self._environment_type)
+        # A task.toml that is refused has no row anyway, and is named there.
+        errors = {position: error for position, error in errors.items() if not error.code.startswith("toml-")}
+        if not errors:
+            return suite.tasks(positions)
+        tasks = suite.tasks([position for position in chosen if position not in errors])
+        unusable = [
+            BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
+            for error in errors.values()
+        ]
+        return dataclasses.replace(tasks, broken=sorted([*tasks.broken, *unusable], key=lambda task: task.file))
 
     def _open(self) -> tuple[Suite, list[int] | None]:
         """The suite, and the positions of the chosen tasks; `None` for all."""

@@ -90,7 +90,7 @@ class BrokenTask(NamedTuple):
 
     def __str__(self) -> str:
         where = f":{self.line}:{self.column}" if self.line else ""
-        return f"{_printable(os.fspath(self.file))}{where}: {self.reason}"
+        return f"{printable(os.fspath(self.file))}{where}: {self.reason}"
 
 
 class ScanProblem(NamedTuple):
@@ -101,7 +101,7 @@ class ScanProblem(NamedTuple):
     detail: str
 
     def __str__(self) -> str:
-        path, detail = _printable(os.fspath(self.path)), _printable(self.detail)
+        path, detail = printable(os.fspath(self.path)), printable(self.detail)
         match self.kind:
             case "loop":
                 return f"{path}: link to {detail}, a directory above it: not followed"
@@ -162,13 +162,13 @@ class Suite:
             os.fspath(self.root).encode()
         except UnicodeEncodeError:
             raise SuiteError(
-                f"{_printable(os.fspath(self.root))}: not UTF-8, which a dataset cannot hold: rename it"
+                f"{printable(os.fspath(self.root))}: not UTF-8, which a dataset cannot hold: rename it"
             ) from None
         if task_ids is not None:
             self._index = _native.SuiteIndex.of(self.root, ["" if task_id == "." else task_id for task_id in task_ids])
             return
         try:
-            with _Progress("Searching tasks", enabled=progress) as bar:
+            with Progress("Searching tasks", enabled=progress) as bar:
                 self._index = _native.SuiteIndex.scan(self.root, read=read, toml_1_1=_TOML_1_1, watch=bar.found)
         except OSError as error:
             raise SuiteError(f"{self.root}: no suite: {error.strerror or error}") from error
@@ -179,7 +179,11 @@ class Suite:
     @property
     def task_ids(self) -> list[str]:
         """Path of each task below the root; `.` if the root itself is the task."""
-        return [_printable(path) or "." for path in self._index.paths()]
+        return [printable(path) or "." for path in self._index.paths()]
+
+    def paths(self, positions: Sequence[int]) -> list[str]:
+        """Path of each of these tasks below the root, as `os.fsdecode` gives it; empty if the root is the task."""
+        return self._index.paths(positions)
 
     @property
     def problems(self) -> list[ScanProblem]:
@@ -190,7 +194,7 @@ class Suite:
         """Read the tasks at these positions of the suite, in this order, repeats allowed; by default all."""
         import pyarrow as pa
 
-        with _Progress("Reading tasks", enabled=self._progress) as bar:
+        with Progress("Reading tasks", enabled=self._progress) as bar:
             self._index.read(positions, toml_1_1=_TOML_1_1, watch=bar.read)
             broken = self._broken(positions, bar)
         if broken:
@@ -200,7 +204,7 @@ class Suite:
         json_columns = [renamed.get(key, key) for key in json_keys]
         return TaskTable(table, list(broken.values()), json_columns, renamed)
 
-    def _broken(self, positions: Sequence[int] | None, bar: _Progress) -> dict[int, BrokenTask]:
+    def _broken(self, positions: Sequence[int] | None, bar: Progress) -> dict[int, BrokenTask]:
         """The refused among the chosen tasks, each with the verdict of the real `tomllib`."""
         refused = self._index.refused()
         if not refused:
@@ -213,8 +217,8 @@ class Suite:
                 continue
             bar.read(0, done)
             file = self.root / path / "task.toml"
-            task_id = _printable(path) or "."
-            verdict = _Refusal(message, line or None, column or None)
+            task_id = printable(path) or "."
+            verdict = Refusal(message, line or None, column or None)
             if kind in ("syntax", "limit"):
                 read = read_with_tomllib(file, verdict)
                 if isinstance(read, dict):
@@ -233,10 +237,10 @@ class Suite:
             broken[position] = BrokenTask(task_id, file, verdict.line, verdict.column, verdict.reason)
         return broken
 
-    def _supply(self, position: int, document: dict[str, Any], verdict: _Refusal) -> _Refusal | None:
+    def _supply(self, position: int, document: dict[str, Any], verdict: Refusal) -> Refusal | None:
         metadata = document.get("metadata", {})
         if not isinstance(metadata, dict):
-            return _Refusal("metadata is not a table", None, None)
+            return Refusal("metadata is not a table", None, None)
         task = document.get("task")
         name = task.get("name") if isinstance(task, dict) else None
         try:
@@ -284,13 +288,15 @@ def open_suite(path: str | os.PathLike[str], *, read: bool = False, progress: bo
     return Suite(root, read=read, progress=progress)
 
 
-class _Refusal(NamedTuple):
+class Refusal(NamedTuple):
+    """Why a `task.toml` is refused, and where."""
+
     reason: str
     line: int | None
     column: int | None
 
 
-def read_with_tomllib(file: Path, ours: _Refusal) -> dict[str, Any] | _Refusal:
+def read_with_tomllib(file: Path, ours: Refusal) -> dict[str, Any] | Refusal:
     """The document as Harbor reads it, or why Harbor refuses it.
 
     Args:
@@ -302,10 +308,10 @@ def read_with_tomllib(file: Path, ours: _Refusal) -> dict[str, Any] | _Refusal:
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode()
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        return _Refusal(f"not UTF-8: byte {error.object[error.start]:#04x} ({error.reason})", line, column)
+        return Refusal(f"not UTF-8: byte {error.object[error.start]:#04x} ({error.reason})", line, column)
     except OSError as error:
-        return _Refusal(f"cannot be read: {error.strerror or error}", None, None)
-    if _tomllib_steps(text) > _TOMLLIB_STEPS:
+        return Refusal(f"cannot be read: {error.strerror or error}", None, None)
+    if takes_minutes(text):
         return ours._replace(
             reason=f"{ours.reason}; Python's tomllib, which Harbor uses, would take minutes to read it"
         )
@@ -314,14 +320,19 @@ def read_with_tomllib(file: Path, ours: _Refusal) -> dict[str, Any] | _Refusal:
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
         if found := re.search(r" \(at line (\d+), column (\d+)\)$", reason):
-            return _Refusal(reason[: found.start()], int(found[1]), int(found[2]))
+            return Refusal(reason[: found.start()], int(found[1]), int(found[2]))
         line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-        return _Refusal(reason.removesuffix(" (at end of document)") + " at the end of the file", line, column)
+        return Refusal(reason.removesuffix(" (at end of document)") + " at the end of the file", line, column)
     except RecursionError:
         return ours._replace(reason="nested too deeply for Python's tomllib, which Harbor uses")
     except ValueError as error:
         # An integer of more digits than Python converts.
         return ours._replace(reason=str(error))
+
+
+def takes_minutes(text: str) -> bool:
+    """Whether `tomllib` would take minutes to read a document."""
+    return _tomllib_steps(text) > _TOMLLIB_STEPS
 
 
 def _tomllib_steps(text: str) -> int:
@@ -364,7 +375,7 @@ def _name_columns(table: pa.Table) -> tuple[pa.Table, dict[str, str]]:
     return pa.table(columns, names=names), renamed
 
 
-class _Progress:
+class Progress:
     """A progress bar that appears when the work takes more than a second."""
 
     def __init__(self, title: str, *, enabled: bool) -> None:
@@ -386,7 +397,7 @@ class _Progress:
             self._bar = importlib.import_module("huggingface_hub.utils").tqdm(desc=self._title, unit=" tasks")
         self._bar.update(count - self._bar.n)
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -400,7 +411,7 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
     return absolute.resolve() if ".." in absolute.parts else absolute
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with bytes that are not UTF-8 as `\\xNN`."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 

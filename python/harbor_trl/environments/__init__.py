@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,3 +44,46 @@ def environment_for(environment_type: str, environment_kwargs: Mapping[str, Any]
             f"Unknown environment_type {environment_type!r}. Choose one of {', '.join(known)}, "
             "or name a Harbor environment class as 'package.module:Class'."
         ) from None
+
+
+#: The capabilities that a task can need.
+_CAPABILITIES = (
+    "gpus",
+    "tpus",
+    "windows",
+    "docker_compose",
+    "disable_internet",
+    "network_allowlist",
+    "dynamic_network_policy",
+)
+
+
+def missing_capabilities(environment_type: str) -> list[str]:
+    """What a backend says it cannot do, without being started; empty where that depends on the task or the machine.
+
+    Args:
+        environment_type: As for `environment_for`.
+
+    Returns:
+        Names of Harbor's `EnvironmentCapabilities`, and `images`.
+
+    Raises:
+        SandboxUnavailableError: `environment_type` names nothing.
+    """
+    fields = environment_for(environment_type)
+    if environment_type == "docker":
+        # Docker runs Windows containers on Windows only; the rest depends on the engine.
+        return [] if sys.platform == "win32" else ["windows"]
+    from harbor.environments.factory import EnvironmentFactory
+
+    try:
+        cls = EnvironmentFactory.get_environment_class(fields.get("type"), fields.get("import_path"))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SandboxUnavailableError(f"environment_type {environment_type!r} cannot be loaded: {error}") from error
+    try:
+        capabilities = cls.capabilities.fget(object.__new__(cls))  # type: ignore[attr-defined]
+    except Exception:
+        # They depend on the task.
+        return []
+    missing = [name for name in _CAPABILITIES if not getattr(capabilities, name)]
+    return [*missing, "images"] if environment_type == "bubblewrap" else missing

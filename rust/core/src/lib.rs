@@ -1,5 +1,6 @@
 //! The hot half of harbor-trl. Knows nothing of Python; `rust/python` only converts.
 
+pub mod check;
 pub mod columns;
 pub mod dockerfile;
 pub mod output;

@@ -179,32 +179,37 @@ impl Suite {
     }
 }
 
-fn threads() -> usize {
+pub(crate) fn threads() -> usize {
     std::thread::available_parallelism()
         .map_or(1, usize::from)
         .min(MAX_THREADS)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Threads that do one job together while the calling thread watches.
 #[derive(Default)]
-struct Crew {
+pub(crate) struct Crew {
     stop: AtomicBool,
     found: AtomicUsize,
-    read: AtomicUsize,
+    pub(crate) read: AtomicUsize,
     running: Mutex<usize>,
     finished: Condvar,
 }
 
 impl Crew {
-    fn stopped(&self) -> bool {
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
 
-    fn run(&self, threads: usize, job: &(dyn Fn() + Sync), watch: Watch<'_>) -> Result<(), Error> {
+    pub(crate) fn run(
+        &self,
+        threads: usize,
+        job: &(dyn Fn() + Sync),
+        watch: Watch<'_>,
+    ) -> Result<(), Error> {
         *lock(&self.running) = 0;
         std::thread::scope(|scope| {
             for _ in 0..threads {
@@ -599,7 +604,7 @@ struct Reader {
 }
 
 /// An open regular file and its size; `None` for anything else of that name.
-fn open(file: &Path) -> io::Result<Option<(File, u64)>> {
+pub(crate) fn open(file: &Path) -> io::Result<Option<(File, u64)>> {
     // A pipe without a writer would block an ordinary open for ever.
     let opened = OpenOptions::new()
         .read(true)

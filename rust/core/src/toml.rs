@@ -81,6 +81,8 @@ pub enum Value<'a> {
 pub struct Entry<'a> {
     pub key: Cow<'a, str>,
     pub value: Value<'a>,
+    /// Byte offset of the key, or of the header that opened it.
+    pub start: usize,
     /// Byte offset just behind the key's value or header.
     pub offset: usize,
     /// Opened by a header, or by a dotted key of an earlier section: no header may open it again, no dotted key extend it.
@@ -142,6 +144,7 @@ impl<'a> Document<'a> {
             text,
             bytes: text.as_bytes(),
             pos: 0,
+            start: 0,
             version,
             nesting: 0,
             tables: Vec::with_capacity(8),
@@ -211,6 +214,8 @@ struct Parser<'a> {
     text: &'a str,
     bytes: &'a [u8],
     pos: usize,
+    /// Where the key or header began whose tables and values are being added.
+    start: usize,
     version: Version,
     nesting: usize,
     tables: Vec<Table<'a>>,
@@ -310,6 +315,7 @@ impl<'a> Parser<'a> {
         let entry = Entry {
             key,
             value,
+            start: self.start,
             offset: self.pos,
             explicit: false,
             frozen,
@@ -341,6 +347,7 @@ impl<'a> Parser<'a> {
         for (table, index) in std::mem::take(&mut self.opened) {
             self.tables[table.0].entries[index].explicit = true;
         }
+        self.start = self.pos;
         self.pos += 1;
         let is_array = self.eat(b'[');
         self.skip_blank();
@@ -387,8 +394,10 @@ impl<'a> Parser<'a> {
     }
 
     fn statement(&mut self, section: TableId) -> Parsed<()> {
+        let start = self.pos;
         let mut parents = Vec::new();
         let (last, value) = self.pair(&mut parents)?;
+        self.start = start;
         let mut table = section;
         for part in parents {
             let (index, next) = match self.tables[table.0].find(&part) {
@@ -534,8 +543,10 @@ impl<'a> Parser<'a> {
             return Ok(Value::Table(root));
         }
         loop {
+            let start = self.pos;
             let mut parents = Vec::new();
             let (last, value) = self.pair(&mut parents)?;
+            self.start = start;
             let mut table = root;
             for part in parents {
                 table = match self.tables[table.0].find(&part) {

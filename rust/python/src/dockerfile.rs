@@ -104,7 +104,11 @@ pub fn copy_plan(
     let plan = py.detach(|| -> std::io::Result<Plan> {
         let source = std::fs::read(&dockerfile)?;
         let ignore = core::read_ignore_file(&dockerfile, &context)?;
-        let options = core::PlanOptions { target, build_args };
+        let options = core::PlanOptions {
+            target,
+            build_args,
+            skip_runs: false,
+        };
         let plan = core::copy_plan(&source, ignore.as_deref(), &context, &options);
         Ok(Plan {
             entries: plan.entries.into_iter().map(entry).collect(),

@@ -1,5 +1,6 @@
 //! `harbor_trl._native`: converts, releases the GIL, maps errors. Nothing else.
 
+mod check;
 mod dockerfile;
 mod output;
 mod suite;
@@ -8,6 +9,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::check::{check_tasks, locate_key, task_digest};
     #[pymodule_export]
     use super::dockerfile::{copy_plan, expand_word, match_ignore, match_path, parse_dockerfile};
 

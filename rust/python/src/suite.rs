@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-fn version(toml_1_1: bool) -> Version {
+pub(crate) fn version(toml_1_1: bool) -> Version {
     if toml_1_1 {
         Version::V1_1
     } else {
@@ -252,7 +252,7 @@ impl ArrowStream {
 }
 
 /// Runs `work` without the GIL; every 50 ms `watch(found, read)` is called and Ctrl-C gets its chance.
-fn watched<T: Send>(
+pub(crate) fn watched<T: Send>(
     py: Python<'_>,
     watch: Option<Py<PyAny>>,
     work: impl Send + FnOnce(suite::Watch<'_>) -> Result<T, Error>,

@@ -225,6 +225,15 @@ pub struct Effects {
 }
 
 impl Effects {
+    /// Everything may have been touched.
+    pub fn any(line: usize) -> Self {
+        Self {
+            line,
+            everything: Some("RUN".to_owned()),
+            ..Self::default()
+        }
+    }
+
     /// Everything below `path` may have been overwritten.
     pub fn overwrite(line: usize, path: &str, reason: &str) -> Self {
         let below = HashMap::from([(path.to_owned(), reason.to_owned())]);
