@@ -553,7 +553,8 @@ class Sandbox:
                     await _send(control, b"run %d" % name, [file.fileno(), result.fileno()])
                 verb, code, *rest = await job.answer
             except BaseException:
-                if self._control is not None and not job.answer.done():
+                # Cancelled: nobody wants the command any more, nobody waits for its end.
+                if self._control is not None and (job.answer.cancelled() or not job.answer.done()):
                     with contextlib.suppress(OSError):
                         self._control.send(b"kill %d" % name)
                 raise

@@ -520,7 +520,7 @@ class Run:
                 # A sandbox with one user has nobody to give it to.
                 if self.file < 0:
                     continue
-            if self.write(self.head + self.tail):
+            if self.write(bytes(self.head + self.tail)):
                 self.lost = False
                 return True
         self.path = ""
@@ -620,6 +620,8 @@ class Run:
             lengths = "0 0"
         os.close(self.result)
         self.result, self.reported = -1, True
+        if not self.held:
+            self.close()
         if self.refusal:
             tell(f"refused {self.name} {self.code} {self.refusal.decode('utf-8', 'backslashreplace')}")
         else:
@@ -627,8 +629,6 @@ class Run:
             numbers = " ".join(str(int(flag)) for flag in flags)
             counts = f"{self.cut_bytes} {self.cut_lines} {lengths}"
             tell(f"done {self.name} {self.code} {numbers} {counts} {self.path or '-'}")
-        if not self.held:
-            self.close()
 
     def close(self) -> None:
         for descriptor in (self.output, self.status, self.file):
