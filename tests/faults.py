@@ -17,7 +17,9 @@ from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 
 
 class CloudEnvironment(BubblewrapEnvironment):
-    """A sandbox of a backend that cannot be asked whether it is up."""
+    """A sandbox of a backend that cannot be asked whether it is up, nor to bound a command: all goes through `exec`."""
+
+    bounded_exec = None  # type: ignore[assignment]
 
     @staticmethod
     def type() -> str:

@@ -396,8 +396,8 @@ def test_a_sandbox_beyond_use_is_named(local, said, code, shows):
 
 def test_a_native_bounded_exec_is_used(local):
     class Native(ScriptedEnvironment):
-        async def bounded_exec(self, command, *, timeout_sec, head_bytes, tail_bytes, cap_bytes, env):
-            assert env["TERM"] == "dumb" and head_bytes >= 4 * 5
+        async def bounded_exec(self, command, *, timeout_sec, head_bytes, tail_bytes, cap_bytes, shown_bytes, env):
+            assert env["TERM"] == "dumb" and head_bytes >= 4 * 5 and shown_bytes == 10
             return BoundedOutput(b"abcdefghij", b"klm\n", 50, 2, return_code=1, file="/tmp/all")
 
     result = asyncio.run(run_command(Native(local), "true", output_limit=10))

@@ -124,6 +124,7 @@ report() {
 # A shell that cannot fork ends here. What this command or an earlier one left running is the likely reason.
 emergency() {
     [ "$reported" ] && return
+    read -r self _ </proc/self/stat && [ "$self" != "$$" ] && return
     trap '' USR1 USR2
     read -r pid _ <&6
     slay_now
@@ -180,7 +181,9 @@ trap '' USR1 USR2
     # Ends the sleep, not only the wait: it may come before that.
     trap 'ended=1; kill $!' USR2
     sleep "$seconds" &
-    read -r line <"$base.pid"
+    # A signal sent before the handlers stood is lost; what it said is in the file, or the file is gone already.
+    [ -z "$base" ] || read -r line <"$base.pid" || line=over
+    [ "$line" = over ] && { kill $!; exit 0; }
     [ "$ended" ] || [ "$line" = ended ] || wait $!
     if [ "$ended" ] || [ "$line" = ended ]; then
         kill $!
@@ -283,6 +286,7 @@ esac
 if [ "$timed_out" = 1 ]; then
     while alive "$watchdog"; do wait "$watchdog"; done
 else
+    [ "$base" ] && echo over >"$base.pid"
     kill -USR1 "$watchdog"
 fi
 trap '' USR1 USR2

@@ -77,6 +77,12 @@ class BoundedOutput(NamedTuple):
     background: bool = False
     #: Processes that were killed for memory while the command ran.
     oom_kills: int = 0
+    #: The working directory was gone, so the command ran in /.
+    nowhere: bool = False
+    #: What else the backend has to say, a line each.
+    notes: tuple[str, ...] = ()
+    #: The sandbox could not run the command at all, and this is what it said.
+    refusal: str | None = None
     #: File in the sandbox that holds the whole output, if it was kept.
     file: str | None = None
 
@@ -93,12 +99,15 @@ class RunsBounded(Protocol):
         head_bytes: int,
         tail_bytes: int,
         cap_bytes: int,
+        shown_bytes: int,
         env: Mapping[str, str],
     ) -> BoundedOutput:
         """Run `command` as the default user, stdin empty, `env` below the task's own variables.
 
-        At `timeout_sec`, and when it has written `cap_bytes`, all that the command started is killed; when it ends by
-        itself, what it left in the background lives on. Raises what the backend raises if it does not answer.
+        At `timeout_sec`, and when it writes more than `cap_bytes`, all that the command started is killed; when it ends
+        by itself, what it left in the background lives on. Output of more than `shown_bytes` (at most `head_bytes`), or
+        to which the background still writes, stays in a file in the sandbox. Raises what the backend raises if it does
+        not answer.
         """
 
 
@@ -172,9 +181,10 @@ async def run_command(
                     head_bytes=sent,
                     tail_bytes=sent,
                     cap_bytes=output_cap,
+                    shown_bytes=output_limit,
                     env=TERMINAL_ENV,
                 )
-                return _describe(output, "", timeout_sec, output_limit, output_cap, fold)
+                return _describe(output, timeout_sec, output_limit, output_cap, fold)
             call = _WrappedCall(environment, encoded, timeout_sec, output_limit, sent, output_cap)
             answer = await call.run()
     except Exception as error:
@@ -187,17 +197,19 @@ async def run_command(
         ) from error
     if isinstance(answer, CommandResult):
         return answer
-    return _describe(answer, call.remark, timeout_sec, output_limit, output_cap, fold)
+    return _describe(answer, timeout_sec, output_limit, output_cap, fold)
 
 
-def _describe(output: BoundedOutput, remark: str, timeout: float, limit: int, cap: int, fold: bool) -> CommandResult:
+def _describe(output: BoundedOutput, timeout: float, limit: int, cap: int, fold: bool) -> CommandResult:
+    if output.refusal is not None:
+        return _refused(output.refusal, output.return_code)
     buffer = OutputBuffer(limit, fold=fold)
     buffer.feed(output.head)
     buffer.skip(output.dropped_bytes, output.dropped_lines)
     buffer.feed(output.tail)
     text = buffer.text(f"the whole output is in {output.file}" if output.file and not output.lost else "")
     code = output.return_code
-    notes = [remark] if remark else []
+    notes = ["[the sandbox's working directory does not exist any more: this ran in /]"] if output.nowhere else []
     if output.timed_out:
         notes.append(f"[timed out after {timeout:g} s: the command and all it started were killed]")
     elif output.over_cap:
@@ -210,6 +222,7 @@ def _describe(output: BoundedOutput, remark: str, timeout: float, limit: int, ca
             notes.append(f"(rc={code})")
         if name := _signal_name(code):
             notes.append(f"[killed by {name}]")
+    notes += output.notes
     if output.oom_kills:
         notes.append(f"[out of memory: the kernel killed {output.oom_kills} process(es) of this sandbox]")
     if output.lost:
@@ -257,7 +270,6 @@ class _WrappedCall:
         self.keep = keep
         self.id = secrets.token_hex(8)
         self.mark = f"@@harbor-trl-{self.id}@@"
-        self.remark = ""
 
     async def run(self) -> BoundedOutput | CommandResult:
         file = ""
@@ -272,9 +284,10 @@ class _WrappedCall:
             result = await self._exec(file)
             output = self._parse(result)
         if output is None and _lacks_directory(result):
-            self.remark = "[the sandbox's working directory does not exist any more: this ran in /]"
             result = await self._exec(file, cwd="/")
             output = self._parse(result)
+            if output is not None:
+                output = output._replace(nowhere=True)
         if output is not None:
             return output
         return await self._explain(result)
@@ -336,14 +349,7 @@ class _WrappedCall:
             note = f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
             text = "\n".join(part for part in (rest.text.rstrip("\n") if rest else "", note) if part)
             return CommandResult(text, code or 125, broken=rest is None or rest.broken)
-        said = said[:500] or "it said nothing"
-        if _lacks_shell(result):
-            text = f"[not run: the sandbox has no shell that its backend can start (any more): {said}]"
-        elif "temporarily unavailable" in said or "annot fork" in said:
-            text = f"[not run: the sandbox cannot start any more processes: {said}]"
-        else:
-            text = f"[not run: the sandbox did not start the command (rc={code}): {said}]"
-        return CommandResult(text, code or 125, broken=True)
+        return _refused(said, code)
 
     async def _recover(self) -> CommandResult | None:
         """What the command had written when its shell was killed."""
@@ -356,19 +362,26 @@ class _WrappedCall:
             return None
         if not output.head:
             return CommandResult("", 0)
-        return _describe(output, "", 10, self.sizes[0], self.keep * 4, True)
+        return _describe(output, 10, self.sizes[0], self.keep * 4, True)
 
 
 def _said(result: ExecResult) -> str:
     return f"{result.stdout or ''}{result.stderr or ''}"
 
 
+def _refused(said: str, code: int) -> CommandResult:
+    said = said[:500] or "it said nothing"
+    if re.search(r"(ba)?sh\b.*(not found|no such file)|exec format error", said, re.IGNORECASE):
+        text = f"[not run: the sandbox has no shell that its backend can start (any more): {said}]"
+    elif "temporarily unavailable" in said or "annot fork" in said:
+        text = f"[not run: the sandbox cannot start any more processes: {said}]"
+    else:
+        text = f"[not run: the sandbox did not start the command (rc={code}): {said}]"
+    return CommandResult(text, code or 125, broken=True)
+
+
 def _lacks_directory(result: ExecResult) -> bool:
     return bool(result.return_code) and bool(re.search(r"\bchdir\b|\bcwd\b|working directory", _said(result)))
-
-
-def _lacks_shell(result: ExecResult) -> bool:
-    return bool(re.search(r"(ba)?sh\b.*(not found|no such file)|exec format error", _said(result), re.IGNORECASE))
 
 
 async def _upload(environment: BaseEnvironment, data: bytes, path: str) -> None:

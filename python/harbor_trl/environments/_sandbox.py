@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from harbor_trl.environments.dockerfile_subset import DEFAULT_PATH
 from harbor_trl.errors import SandboxUnavailableError
+from harbor_trl.execution import BoundedOutput
 
 _HERE = Path(__file__).parent
 _MB = 1024 * 1024
@@ -261,6 +262,8 @@ class _Job:
         loop = asyncio.get_running_loop()
         self.exit: asyncio.Future[int] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
+        #: For a bounded command, how it ended, in words of the sandbox.
+        self.answer: asyncio.Future[list[str]] | None = None
         self.note = ""
 
     def finish(self, code: int) -> None:
@@ -268,8 +271,8 @@ class _Job:
             self.exit.set_result(code)
 
     def fail(self, error: Exception) -> None:
-        for future in (self.exit, self.gone):
-            if not future.done():
+        for future in (self.exit, self.gone, self.answer):
+            if future is not None and not future.done():
                 future.set_exception(error)
                 # Nobody may be waiting for one of them, and that is no mistake.
                 future.exception()
@@ -415,7 +418,13 @@ class Sandbox:
         elif verb == "fail":
             name, _, text = rest.partition(" ")
             self._jobs.pop(int(name)).fail(RuntimeError(text))
+        elif verb in ("done", "refused"):
+            answer = self._jobs[int(rest.split(" ", 1)[0])].answer
+            if answer is not None and not answer.done():
+                answer.set_result([verb, *rest.split(" ")[1:]])
         elif verb == "gone":
+            if self._jobs[int(rest)].answer is not None:
+                return
             job = self._jobs.pop(int(rest))
             job.finish(128 + signal.SIGKILL)
             if not job.gone.done():
@@ -424,8 +433,8 @@ class Sandbox:
             used = int(rest) // _MB
             for job in self._jobs.values():
                 job.note = (
-                    f"\n[the sandbox used {used} MB of memory, more than its limit of {self._memory_bytes // _MB} MB: "
-                    "all its processes were killed]\n"
+                    f"[the sandbox used {used} MB of memory, more than its limit of {self._memory_bytes // _MB} MB: "
+                    "all its processes were killed]"
                 )
 
     def _lose(self) -> None:
@@ -509,7 +518,69 @@ class Sandbox:
                 raise
         finally:
             os.close(reader)
-        return output.text() + job.note, code
+        return output.text() + (f"\n{job.note}\n" if job.note else ""), code
+
+    async def run_bounded(
+        self,
+        command: str,
+        *,
+        cwd: str,
+        env: dict[str, str],
+        user: str,
+        timeout_sec: float,
+        head_bytes: int,
+        tail_bytes: int,
+        cap_bytes: int,
+        shown_bytes: int,
+    ) -> BoundedOutput:
+        """Run a command whose output and deadline PID 1 keeps; see `harbor_trl.execution.RunsBounded`."""
+        name, job, control = self._job()
+        job.answer = self._loop.create_future()
+        request = {
+            "command": command.encode("utf-8", "surrogateescape"),
+            "cwd": cwd,
+            "env": {key: str(value) for key, value in env.items()},
+            "user": user,
+            "timeout_sec": float(timeout_sec),
+            "head_bytes": head_bytes,
+            "tail_bytes": tail_bytes,
+            "cap_bytes": cap_bytes,
+            "shown_bytes": min(shown_bytes, head_bytes),
+        }
+        with os.fdopen(os.memfd_create("harbor-trl"), "rb") as result:
+            try:
+                with _memory_file(request) as file:
+                    await _send(control, b"run %d" % name, [file.fileno(), result.fileno()])
+                verb, code, *rest = await job.answer
+            except BaseException:
+                # Cancelled: nobody wants the command any more, nobody waits for its end.
+                if self._control is not None and (job.answer.cancelled() or not job.answer.done()):
+                    with contextlib.suppress(OSError):
+                        self._control.send(b"kill %d" % name)
+                raise
+            finally:
+                self._jobs.pop(name, None)
+            notes = (job.note,) if job.note else ()
+            if verb == "refused":
+                return BoundedOutput(b"", return_code=int(code), refusal=" ".join(rest), notes=notes)
+            timed_out, over, lost, exhausted, held, nowhere = (flag == "1" for flag in rest[:6])
+            dropped_bytes, dropped_lines, head, tail = map(int, rest[6:10])
+            result.seek(0)
+            return BoundedOutput(
+                head=result.read(min(head, head_bytes)),
+                tail=result.read(min(tail, tail_bytes)),
+                dropped_bytes=dropped_bytes,
+                dropped_lines=dropped_lines,
+                return_code=int(code),
+                timed_out=timed_out,
+                over_cap=over,
+                lost=lost,
+                exhausted=exhausted,
+                background=held,
+                nowhere=nowhere,
+                notes=notes,
+                file=None if rest[10] == "-" else rest[10],
+            )
 
     async def _kill(self, name: int, job: _Job) -> None:
         if self._control is None or job.gone.done():

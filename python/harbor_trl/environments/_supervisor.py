@@ -10,14 +10,19 @@ When the control socket closes (the trainer let go of the sandbox, or died) it e
 A command runs under a reaper of its own, a child of PID 1 that is a "subreaper": whatever the command leaves behind,
 daemons included, stays below that reaper, so a time-out can find all of it.
 
-Requests (one datagram each, descriptors attached): `boot`, `exec ID`, `kill ID`, `put ID`, `get ID`.
-Answers, plain ASCII: `ready`, `exit ID CODE`, `gone ID`, `fail ID MESSAGE`, `memory USED_BYTES`.
+Requests (one datagram each, descriptors attached): `boot`, `exec ID`, `run ID`, `kill ID`, `put ID`, `get ID`.
+Answers, plain ASCII: `ready`, `exit ID CODE`, `gone ID`, `fail ID MESSAGE`, `memory USED_BYTES`, `done ID …`,
+`refused ID CODE MESSAGE`.
+
+`exec` leaves output and deadline to the trainer. `run` keeps both here, where the command cannot reach them either: see
+`Run`.
 """
 
 # ruff: noqa: SIM105 - contextlib would be an import more in each sandbox's way
 
 import _signal
 import _socket
+import _thread
 import ctypes
 import marshal
 import os
@@ -37,6 +42,7 @@ CHUNK = 1 << 18
 control = _socket.socket(fileno=3)
 reapers: dict[int, str] = {}
 transfers: dict[int, str] = {}
+runs: "dict[str, Run]" = {}
 boot: "dict[str, Any]" = {}
 
 
@@ -198,9 +204,13 @@ def memory_used() -> int:
 
 
 def quiet_child() -> None:
-    """In a fresh child: forget the parent's signal handling."""
+    """In a fresh child: forget the parent's signal handling and its files, which may outlive their use there."""
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    for run in runs.values():
+        for descriptor in (run.output, run.status, run.result, run.file):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 def limit(kind: int, value: int) -> None:
@@ -210,10 +220,30 @@ def limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def run_command(request: "dict[str, Any]", output: int) -> "NoReturn":
-    """In the command's own process: become the shell. Does not return."""
+class Exhausted(Exception):
+    pass
+
+
+def shell_arguments(shell: str, script: bytes) -> list[bytes]:
+    name = os.path.basename(shell).encode()
+    if len(script) >= 131_000:
+        # Longer than one argument may be: the shell reads it from a file, as what it would have been.
+        descriptor = os.memfd_create("command", 0)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(script)
+        path = b"/proc/self/fd/%d" % descriptor
+        read = b"<" + path if name == b"bash" else b"cat " + path
+        script = b'eval "exec %d<&-; $(%s)"' % (descriptor, read)
+    return [name, b"-c", script]
+
+
+def run_command(request: "dict[str, Any]", output: int, status: int = -1) -> "NoReturn":
+    """In the command's own process: become the shell. Does not return.
+
+    What keeps the command from running is told on `status`; without it, where Docker would tell it: in the output, with
+    Docker's exit code.
+    """
     os.setsid()
-    # A message of ours, where Docker's would stand: in the output, with its exit code.
     message, code = "", 126
     try:
         null = os.open("/dev/null", os.O_RDONLY)
@@ -225,41 +255,63 @@ def run_command(request: "dict[str, Any]", output: int) -> "NoReturn":
         environment.setdefault("HOME", home)
         limit(resource.RLIMIT_DATA, boot["memory_bytes"])
         limit(resource.RLIMIT_FSIZE, boot["file_bytes"])
-        script = request["command"]
-        arguments = [b"bash", b"-c", script]
-        if len(script) >= 131_000:
-            # Longer than one argument may be: the shell reads it as a file.
-            descriptor = os.memfd_create("command", 0)
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(script)
-            arguments = [b"bash", b"/proc/self/fd/%d" % descriptor]
         if boot["many_users"]:
             os.setgroups(groups)
             os.setresgid(gid, gid, gid)
         limit(resource.RLIMIT_NPROC, boot["processes"])
         if uid or boot["many_users"]:
             os.setresuid(uid, uid, uid)
-        os.chdir(request["cwd"])
-        for number in (_signal.SIGPIPE, _signal.SIGINT, _signal.SIGXFSZ, _signal.SIGHUP, _signal.SIGTERM):
+        if status >= 0:
+            try:
+                # A thread counts like a process, and this one ends with `execve`.
+                _thread.stack_size(1 << 16)
+                _thread.start_new_thread(_thread.get_ident, ())
+            except RuntimeError:
+                raise Exhausted from None
+        try:
+            os.chdir(request["cwd"])
+        except OSError:
+            if status < 0:
+                raise
+            os.write(status, b"nowhere 0\n")
+            os.chdir("/")
+        for number in (_signal.SIGPIPE, _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGXFSZ):
             _signal.signal(number, _signal.SIG_DFL)
         os.umask(0o022)
-        os.execve("/bin/bash", arguments, environment)
+        script = request["command"]
+        try:
+            os.execve("/bin/bash", shell_arguments("/bin/bash", script), environment)
+        except FileNotFoundError:
+            if status < 0:
+                raise
+            os.execve("/bin/sh", shell_arguments("/bin/sh", script), environment)
+    except Exhausted:
+        os.write(status, b"exhausted 0\n")
+        os._exit(code)
     except UnknownUser as error:
         message = str(error)
     except OSError as error:
-        message = f"cannot run the command: {error.strerror}: {error.filename or request['user']!r}"
-        code = 127 if error.filename == "/bin/bash" else 126
+        message = f"cannot run the command: {error.filename or request['user']!r}: {error.strerror}"
+        code = 127 if error.filename in ("/bin/bash", "/bin/sh") else 126
     except BaseException as error:
         message = f"cannot run the command: {error!r}"
-    os.write(2, (message + "\n").encode("utf-8", "surrogateescape"))
+    text = message.encode("utf-8", "surrogateescape")
+    if status >= 0:
+        os.write(status, b"refused %d %s\n" % (code, text[:500].replace(b"\n", b" ")))
+    else:
+        os.write(2, text + b"\n")
     os._exit(code)
+
+
+def become_reaper() -> None:
+    quiet_child()
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(PR_SET_NAME, b"reaper", 0, 0, 0)
 
 
 def reap_command(name: str, request: "dict[str, Any]", output: int, reader: int) -> "NoReturn":
     """In the reaper: run the command, report its exit code, stay until nothing of it is left. Does not return."""
-    quiet_child()
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    LIBC.prctl(PR_SET_NAME, b"reaper", 0, 0, 0)
+    become_reaper()
     child = os.fork()
     if child == 0:
         os.close(reader)
@@ -274,8 +326,7 @@ def reap_command(name: str, request: "dict[str, Any]", output: int, reader: int)
         except ChildProcessError:
             os._exit(0)
         if pid == child:
-            code = os.waitstatus_to_exitcode(status)
-            tell(f"exit {name} {code if code >= 0 else 128 - code}")
+            tell(f"exit {name} {exit_code(status)}")
             ended = time.monotonic()
         elif pid == 0:
             # What is left in the background may go on writing: somebody must read, or it would block or be killed
@@ -284,6 +335,307 @@ def reap_command(name: str, request: "dict[str, Any]", output: int, reader: int)
             if time.monotonic() - ended > 0.5 and poll.poll(0) and not os.read(reader, CHUNK):
                 os.close(reader)
                 reader = -1
+
+
+def exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+# --- bounded commands -------------------------------------------------------------------------------------------------
+
+#: Seconds: for a command to end after SIGTERM; for its output to end after its own end; between two readings of what
+#: is left in the background; for what was killed to be gone.
+TERM_SEC, DRAIN_SEC, BACKGROUND_SEC, GIVE_UP_SEC = 1.0, 0.15, 0.05, 3.0
+#: Linux's default capacity of a pipe.
+PIPE_BYTES = 1 << 16
+FOREVER = float("inf")
+
+
+def reap_run(request: "dict[str, Any]", output: int, status: int) -> "NoReturn":
+    """In the reaper of a `Run`: as `reap_command`, but all that is said goes to PID 1. Does not return."""
+    become_reaper()
+    try:
+        child = os.fork()
+    except OSError:
+        os.write(status, b"exhausted 0\n")
+        os._exit(0)
+    if child == 0:
+        run_command(request, output, status)
+    os.close(output)
+    os.write(status, b"pid %d\n" % child)
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, 0)
+        except ChildProcessError:
+            os._exit(0)
+        if pid == child:
+            os.write(status, b"exit %d\n" % exit_code(ended))
+
+
+class Run:
+    """One command whose output and deadline are kept here.
+
+    The first and the last bytes of its output stay in memory, all of it goes to a file once it is more than is shown.
+    At the deadline and at the cap the command gets SIGTERM, then all that it started SIGKILL. When it has ended, what
+    is left of it in the background may go on writing, to the file.
+    """
+
+    def __init__(self, name: str, request: "dict[str, Any]", result: int) -> None:
+        self.name = name
+        self.request = request
+        self.result = result
+        self.output = self.status = self.file = -1
+        self.path = ""
+        self.reaper = self.leader = 0
+        self.head, self.tail = bytearray(), bytearray()
+        self.size = self.cut_bytes = self.cut_lines = 0
+        self.code = -1
+        self.refusal = b""
+        self.timed_out = self.over = self.lost = self.exhausted = self.held = self.nowhere = False
+        self.killed = self.reported = False
+        self.deadline = time.monotonic() + request["timeout_sec"]
+        #: When SIGKILL follows SIGTERM; when what was killed is given up; when output is no longer waited for.
+        self.kill_at = self.give_up_at = self.drained_at = FOREVER
+        #: When output is read again; 0: as soon as there is some.
+        self.read_at = 0.0
+        #: All that the command itself can have left in the pipe at its end; who writes more is somebody else.
+        self.left = PIPE_BYTES
+        runs[name] = self
+        self.start()
+
+    def start(self) -> None:
+        self.output, output = os.pipe()
+        self.status, status = os.pipe()
+        os.set_blocking(self.output, False)
+        os.set_blocking(self.status, False)
+        try:
+            self.reaper = os.fork()
+        except OSError:
+            self.reaper = -1
+        if self.reaper == 0:
+            reap_run(self.request, output, status)
+        os.close(output)
+        os.close(status)
+        if self.reaper > 0:
+            reapers[self.reaper] = self.name
+        else:
+            self.start_again()
+
+    def start_again(self) -> None:
+        """No process could be had. What commands left running is the likely reason: it is killed, once."""
+        if self.exhausted:
+            self.refuse(126, b"cannot start a process: Resource temporarily unavailable")
+            return
+        self.exhausted = True
+        kill_everything()
+        os.close(self.output)
+        os.close(self.status)
+        self.start()
+
+    def refuse(self, code: int, reason: bytes) -> None:
+        self.refusal = reason
+        self.end(code)
+
+    def end(self, code: int) -> None:
+        if self.code < 0:
+            self.code = code
+            self.drained_at = time.monotonic() + DRAIN_SEC
+
+    def hear(self) -> None:
+        """What the reaper, and the command before it became the shell, have to say."""
+        try:
+            text = os.read(self.status, 4096)
+        except BlockingIOError:
+            return
+        if not text:
+            os.close(self.status)
+            self.status = -1
+            # Without a word of the command's end, the reaper was killed from inside.
+            self.end(137)
+        for line in text.splitlines():
+            word, number_, *rest = line.split(b" ", 2)
+            if word == b"pid":
+                self.leader = int(number_)
+            elif word == b"exit":
+                self.end(int(number_))
+            elif word == b"nowhere":
+                self.nowhere = True
+            elif word == b"refused":
+                self.refuse(int(number_), rest[0])
+            elif word == b"exhausted":
+                self.start_again()
+                return
+
+    def read(self) -> bool:
+        """Take a piece of the output; False if there is none, or no more that counts."""
+        try:
+            data = os.read(self.output, PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            os.close(self.output)
+            self.output = -1
+            return False
+        if self.code >= 0 and not self.reported:
+            self.left -= len(data)
+        room = self.request["cap_bytes"] - self.size
+        if len(data) > room:
+            data = data[:room]
+            if not self.reported and not self.over and not self.timed_out:
+                self.over = True
+                self.stop()
+        self.size += len(data)
+        if not self.reported:
+            self.keep_ends(data)
+        if self.file >= 0:
+            self.write(data)
+        elif not self.reported and not self.lost and self.size > self.request["shown_bytes"]:
+            self.lost = not self.make_file()
+        return self.reported or self.left >= 0
+
+    def keep_ends(self, data: bytes) -> None:
+        room = self.request["head_bytes"] - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:]
+        # Seldom: each cut moves the whole tail.
+        if len(self.tail) - self.request["tail_bytes"] > PIPE_BYTES:
+            self.cut()
+
+    def cut(self) -> None:
+        extra = len(self.tail) - self.request["tail_bytes"]
+        if extra > 0:
+            self.cut_bytes += extra
+            self.cut_lines += self.tail.count(b"\n", 0, extra)
+            del self.tail[:extra]
+
+    def make_file(self) -> bool:
+        """The file, with the output so far, all of which is still in memory."""
+        for directory in ("/tmp", "/dev/shm", "/var/tmp"):
+            self.path = f"{directory}/harbor-trl-{os.urandom(8).hex()}.out"
+            try:
+                self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+                os.fchown(self.file, *find_user(self.request["user"])[:2])
+            except (OSError, UnknownUser):
+                # A sandbox with one user has nobody to give it to.
+                if self.file < 0:
+                    continue
+            if self.write(bytes(self.head + self.tail)):
+                self.lost = False
+                return True
+        self.path = ""
+        return False
+
+    def write(self, data: bytes) -> bool:
+        try:
+            while data:
+                data = data[os.write(self.file, data) :]
+            return True
+        except OSError:
+            os.close(self.file)
+            self.file = -1
+            if not self.reported:
+                # Part of an output is of little use, and the room is needed.
+                self.lost = True
+                try:
+                    os.unlink(self.path)
+                except OSError:
+                    pass
+                self.path = ""
+        return False
+
+    def stop(self) -> None:
+        """Begin to end the command."""
+        if self.leader:
+            try:
+                os.killpg(self.leader, _signal.SIGTERM)
+            except OSError:
+                pass
+        self.kill_at = time.monotonic() + TERM_SEC
+
+    def kill(self) -> None:
+        self.killed = True
+        self.kill_at = FOREVER
+        self.give_up_at = time.monotonic() + GIVE_UP_SEC
+        if self.reaper in reapers:
+            kill_below(self.reaper)
+            # The command may have stopped it.
+            send_signal(self.reaper, _signal.SIGCONT)
+
+    def group_is_gone(self) -> bool:
+        try:
+            os.killpg(self.leader, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def attend(self) -> float:
+        """Do what can be done now; returns when there is something to do even if nobody says a word until then."""
+        if self.status >= 0:
+            self.hear()
+        now = time.monotonic()
+        if self.reported:
+            # Somebody must read, or what is left in the background would block or be killed by SIGPIPE. Slowly, so
+            # that a flood costs nothing.
+            if now >= self.read_at:
+                self.read_at = now + BACKGROUND_SEC if self.read() else 0.0
+            if self.output < 0:
+                self.close()
+            return self.read_at or FOREVER
+        if self.output >= 0 and self.code < 0:
+            self.read()
+        if self.code < 0 and now >= self.deadline and not (self.over or self.timed_out):
+            self.timed_out = True
+            self.stop()
+        while self.code >= 0 and self.output >= 0 and self.read():
+            pass
+        if self.kill_at < FOREVER:
+            if now < self.kill_at and not (self.leader and self.group_is_gone()):
+                return now + 0.02
+            self.kill()
+            return now
+        if now >= self.give_up_at:
+            self.end(137)
+        if self.code < 0:
+            return self.give_up_at if self.killed else self.deadline
+        if self.output < 0 or self.killed or self.left < 0 or now >= self.drained_at:
+            self.report()
+            return now
+        return self.drained_at
+
+    def report(self) -> None:
+        self.held = self.output >= 0 and not self.killed
+        if self.held and self.file < 0 and not self.lost and not self.make_file():
+            # All of the output so far is here, there just is no file to name.
+            self.lost = False
+        self.cut()
+        lengths = f"{len(self.head)} {len(self.tail)}"
+        try:
+            for data in (self.head, self.tail):
+                while data:
+                    del data[: os.write(self.result, data)]
+        except OSError:
+            lengths = "0 0"
+        os.close(self.result)
+        self.result, self.reported = -1, True
+        if not self.held:
+            self.close()
+        if self.refusal:
+            tell(f"refused {self.name} {self.code} {self.refusal.decode('utf-8', 'backslashreplace')}")
+        else:
+            flags = (self.timed_out, self.over, self.lost, self.exhausted, self.held, self.nowhere)
+            numbers = " ".join(str(int(flag)) for flag in flags)
+            counts = f"{self.cut_bytes} {self.cut_lines} {lengths}"
+            tell(f"done {self.name} {self.code} {numbers} {counts} {self.path or '-'}")
+
+    def close(self) -> None:
+        for descriptor in (self.output, self.status, self.file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.output = self.status = self.file = -1
+        runs.pop(self.name, None)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -445,6 +797,12 @@ def handle() -> None:
             reapers[pid] = name
         os.close(descriptors[1])
         os.close(descriptors[2])
+    elif verb == "run":
+        try:
+            Run(name, load(descriptors[0]), descriptors[1])
+        except OSError as error:
+            runs.pop(name, None)
+            tell(f"fail {name} cannot start a process: {error.strerror}")
     elif verb == "kill":
         for pid, command in {**reapers, **transfers}.items():
             if command == name:
@@ -465,13 +823,31 @@ def handle() -> None:
         os.close(descriptors[1])
 
 
-def reap() -> None:
-    """Collect the dead. A reaper killed from inside leaves its command's processes to PID 1: they are killed too."""
+def kill_everything() -> None:
+    """Kill all processes but PID 1, and collect them: until then they count."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        try:
+            os.kill(-1, _signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        if not reap():
+            return
+        time.sleep(0.005)
+
+
+def reap() -> bool:
+    """Collect the dead; False if nobody is left.
+
+    A reaper killed from inside leaves its command's processes to PID 1: they are killed too.
+    """
     orphaned = False
+    children = True
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
+            children = False
             break
         if pid == 0:
             break
@@ -485,6 +861,7 @@ def reap() -> None:
             if parent == 1 and pid not in reapers and pid not in transfers:
                 kill_below(pid)
                 send_signal(pid, _signal.SIGKILL)
+    return children
 
 
 def main() -> None:
@@ -506,12 +883,9 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
-    poll = select.poll()
-    poll.register(3, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
     next_count = 0.0
     while True:
-        interval = None
+        due = FOREVER
         if not reapers:
             next_count = 0.0
         else:
@@ -527,14 +901,24 @@ def main() -> None:
                     except ProcessLookupError:
                         pass
                 next_count = now + (0.1 if used > boot["memory_bytes"] // 8 else 0.4)
-            interval = max(0.0, next_count - now) * 1000 + 1
+            due = next_count
+        poll = select.poll()
+        poll.register(3, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        for run in list(runs.values()):
+            due = min(due, run.attend())
+            if run.status >= 0:
+                poll.register(run.status, select.POLLIN)
+            if run.output >= 0 and not run.read_at:
+                poll.register(run.output, select.POLLIN)
+        interval = None if due == FOREVER else min(max(0.0, due - time.monotonic()), 3600.0) * 1000 + 1
         for descriptor, events in poll.poll(interval):
             if descriptor == 3:
                 if events & select.POLLIN:
                     handle()
                 else:
                     os._exit(0)
-            else:
+            elif descriptor == wake_read:
                 try:
                     os.read(wake_read, 4096)
                 except BlockingIOError:

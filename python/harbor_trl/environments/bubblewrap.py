@@ -42,6 +42,7 @@ import inspect
 import os
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast, override
 
@@ -56,6 +57,7 @@ from harbor_trl.environments import _transfer
 from harbor_trl.environments._sandbox import BASE_USERS, Sandbox, check_available, check_platform, current_launcher
 from harbor_trl.environments.dockerfile_subset import STAND_IN_IMAGES, Copy, ImagePlan, plan_image
 from harbor_trl.errors import UnsupportedTaskError
+from harbor_trl.execution import BoundedOutput
 
 _MB = 1024 * 1024
 
@@ -243,24 +245,58 @@ class BubblewrapEnvironment(BaseEnvironment):
             UnsupportedTaskError: A user other than root, in a sandbox that has no other.
         """
         sandbox = self._live()
-        who = self._resolve_user(user)
-        if who is None:
-            who = self._plan.user or 0
-        if not sandbox.many_users:
-            name, _, group = str(who).partition(":")
-            if name not in ("root", "0") or group not in ("", "root", "0"):
-                self._check_user("user", who, False)
-        variables = {"PATH": sandbox.path, "HOSTNAME": "sandbox", **self._plan.env, **(self._merge_env(env) or {})}
         output, code = await sandbox.run(
             command,
             cwd=cwd or self._default_cwd,
-            env=variables,
-            user=str(who),
+            env=self._variables(env),
+            user=self._who(user),
             timeout_sec=timeout_sec,
             max_output=self.options.max_output_bytes,
             on_output=self._output_callback(),
         )
         return ExecResult(stdout=output or None, stderr=None, return_code=code)
+
+    async def bounded_exec(
+        self,
+        command: str,
+        *,
+        timeout_sec: float,
+        head_bytes: int,
+        tail_bytes: int,
+        cap_bytes: int,
+        shown_bytes: int,
+        env: Mapping[str, str],
+    ) -> BoundedOutput:
+        """Run `command` with time and output bounded inside the sandbox (`harbor_trl.execution.RunsBounded`).
+
+        Raises:
+            RuntimeError: The sandbox is gone.
+        """
+        return await self._live().run_bounded(
+            command,
+            cwd=self._default_cwd,
+            env={**env, **self._variables(None)},
+            user=self._who(None),
+            timeout_sec=timeout_sec,
+            head_bytes=head_bytes,
+            tail_bytes=tail_bytes,
+            cap_bytes=cap_bytes,
+            shown_bytes=shown_bytes,
+        )
+
+    def _variables(self, env: dict[str, str] | None) -> dict[str, str]:
+        own = {"PATH": self._live().path, "HOSTNAME": "sandbox"}
+        return {**own, **self._plan.env, **(self._merge_env(env) or {})}
+
+    def _who(self, user: str | int | None) -> str:
+        who = self._resolve_user(user)
+        if who is None:
+            who = self._plan.user or 0
+        if not self._live().many_users:
+            name, _, group = str(who).partition(":")
+            if name not in ("root", "0") or group not in ("", "root", "0"):
+                self._check_user("user", who, False)
+        return str(who)
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
