@@ -212,7 +212,7 @@ def test_a_model_trains_for_some_steps(suite, tmp_path):
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def run_script(script: Path, *arguments: object, launcher: tuple[str, ...] = ()) -> str:
+def run_script(script: Path, *arguments: object, launcher: tuple[str, ...] = (), cwd: Path | None = None) -> str:
     """Run a script as a user does, and return its output."""
     environment = {
         **os.environ,
@@ -223,7 +223,7 @@ def run_script(script: Path, *arguments: object, launcher: tuple[str, ...] = ())
     done = subprocess.run(
         [sys.executable, *launcher, str(script), *map(str, arguments)],
         env=environment,
-        cwd=script.parent,
+        cwd=cwd or script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -337,3 +337,31 @@ def test_a_script_for_trl_experimental_harbor_runs_with_only_the_import_changed(
     )
     output = run_script(ours, suite, "bubblewrap", tmp_path / "run")
     assert output.count("REWARD 0.5") == 3
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_script_that_a_user_copies_trains_and_saves_a_model(lora, suite, tmp_path):
+    for part in policy().values():
+        part.save_pretrained(tmp_path / "model")
+    options = {
+        "suite": suite,
+        "environment": "bubblewrap",
+        "num_tasks": 1,
+        "keep_trials": "none",
+        "model_name_or_path": tmp_path / "model",
+        "output_dir": tmp_path / "run",
+        "max_steps": 1,
+        "num_generations": 2,
+        "per_device_train_batch_size": 2,
+        "max_completion_length": 16,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        **({"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"} if lora else {}),
+    }
+    script = Path(__file__).parents[1] / "examples" / "train_grpo.py"
+    output = run_script(
+        script, *(word for name, value in options.items() for word in (f"--{name}", value)), cwd=tmp_path
+    )
+    assert "rewards/outcome_reward/mean" in output
+    assert (tmp_path / "run" / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()

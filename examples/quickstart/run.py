@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     # The model is too small to gain from more threads, and the sandboxes need the other cores.
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore", FutureWarning)  # between TRL and transformers, not for our reader
     datasets.disable_progress_bars()
     args.output.mkdir(parents=True, exist_ok=True)
