@@ -361,9 +361,11 @@ def test_the_agents_timeout_counts_commands_not_the_wall_clock(tmp_path, options
 def test_copies_that_a_backend_drops_are_repaired_before_the_healthcheck(tmp_path, repair, seen):
     task = make_task(
         tmp_path / "task",
-        dockerfile="FROM debian:bookworm-slim\nWORKDIR /app\nCOPY [\"a file\", \"/opt/b c/\"]\n",
+        dockerfile='FROM debian:bookworm-slim\nWORKDIR /app\nCOPY ["a file", "/opt/b c/"]\n',
         files={"environment/a file": "data\n"},
-        toml="" if repair is None else "[environment.healthcheck]\ncommand = \"test -e '/opt/b c/a file'\"\nretries = 1\n",
+        toml=""
+        if repair is None
+        else "[environment.healthcheck]\ncommand = \"test -e '/opt/b c/a file'\"\nretries = 1\n",
     )
     options = RolloutOptions(trials_dir=str(tmp_path / "trials"), repair_copies=repair)
     env = bash_env(options, "faults:DropsCopies")

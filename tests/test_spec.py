@@ -232,8 +232,15 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
     (suite / "t0" / "instruction.md").unlink()
     (suite / "t1" / "environment" / "Dockerfile").write_text("FROM x\n\nCOPY gone /\n")
     make_task(suite / "t3", toml="[agent]\ntimeout_sec = 'long'\n")
+    for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
+        spec = HarborSpec(suite)
+        getattr(spec, first)
+        with pytest.raises(
+            SuiteError, match=r"3 of 6 tasks cannot be used(.|\n)*t0/instruction.md: (.|\n)*t1/environm"
+        ):
+            getattr(spec, second)
     make_task(suite / "t4", toml="a = ")
-    with pytest.raises(SuiteError, match=r"4 of 6 tasks cannot be used(.|\n)*t0/instruction.md: (.|\n)*t1/environment"):
+    with pytest.raises(SuiteError, match=r"1 of 6 tasks cannot be used(.|\n)*t4/task.toml"):
         _ = HarborSpec(suite).train_dataset
     spec = HarborSpec(suite, indices=[5, 3, 1, 2, 5, 4], on_invalid="skip")
     with pytest.warns(UserWarning, match="3 of 6 tasks cannot be used"):
@@ -376,9 +383,9 @@ def test_an_edited_file_is_loaded_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        ("nope", "'bash', 'terminal'"),
+        ("nope", "'bash', 'jupyter', 'terminal', 'terminal_notes'"),
         ("no.such.module:Class", "no.such.module"),
-        ("harbor_trl.harnesses:Nope", "HarborBashEnv"),
+        ("harbor_trl.harnesses.shell:Nope", "HarborBashEnv"),
         ("/no/such/file.py:Class", "no file /no/such/file.py"),
         ("D:\\x\\harness.py:Class", "harness.py"),
         ("", "names no harness"),

@@ -100,7 +100,6 @@ class OutputBuffer:
     def dropped_lines(self) -> int:
         """Line ends that `text` leaves out."""
 
-
 class _Problem(TypedDict):
     code: str
     line: int
@@ -171,7 +170,6 @@ def parse_dockerfile(source: bytes) -> _Parsed: ...
 def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...
 def match_path(pattern: str, name: str) -> bool | None: ...
 def match_ignore(ignore_file: bytes, paths: list[str]) -> list[bool] | None: ...
-
 def check_tasks(
     root: str | os.PathLike[str],
     tasks: Sequence[str | os.PathLike[str]],

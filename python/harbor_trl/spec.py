@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,8 +65,8 @@ class HarborSpec:
         keep_trials: Which trial directories stay: `"failed"`, `"all"` or `"none"`.
         max_sandboxes: Sandboxes of one process that may exist at once. Default: no limit of our own.
         start_timeout: Seconds from `reset` to a sandbox that is up. Default: the task's own build timeout.
-        repair_copies: Put the files that a task's Dockerfile COPYs into the sandbox after its start. Default: on backends
-            that are known to drop them.
+        repair_copies: Put the files that a task's Dockerfile COPYs into the sandbox after its start. Default: on
+            backends that are known to drop them.
         output_limit: Characters of output that a tool call returns. Default: 8,000.
 
     Raises:
@@ -132,6 +132,9 @@ class HarborSpec:
         Columns: `prompt` (an empty user message, to which TRL appends what `reset` returns), `task_dir` (absolute),
         `task_index` (position in the suite), and with `include_metadata` `task_id`, `task_name`, `gold_answer`,
         `reward_mode`, `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
+
+        A run needs this and `environment_factory`; whichever is read second also refuses tasks that can never give a
+        reward, which `harbor_trl.check` calls errors. `on_invalid="skip"` leaves them out here.
         """
         from datasets import Dataset
         from datasets.table import InMemoryTable
@@ -140,12 +143,16 @@ class HarborSpec:
         if not self._include_metadata:
             table = table.select(["task_dir", "task_index"])
         table = table.add_column(0, "prompt", _empty_prompts(len(table)))
+        if "environment_factory" in self.__dict__:
+            self._refuse_unusable()
         return Dataset(InMemoryTable(table), fingerprint=_fingerprint(table))
 
     @cached_property
     def environment_factory(self) -> Callable[[], HarborEnv]:
         """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles."""
         harness = resolve_harness(self._agent)
+        if "train_dataset" in self.__dict__:
+            self._refuse_unusable()
         if self._options == RolloutOptions():
             return functools.partial(harness, environment_type=self._environment_type)
         return functools.partial(harness, environment_type=self._environment_type, options=self._options)
@@ -166,8 +173,11 @@ class HarborSpec:
     def _tasks(self) -> TaskTable:
         from harbor_trl.suite import listed
 
-        suite, positions = self._open()
-        tasks = self._usable(suite, positions)
+        suite, positions = self._suite
+        if self._on_invalid == "skip":
+            tasks = self._with_unusable(suite.tasks(positions), self._unusable())
+        else:
+            tasks = suite.tasks(positions)
         if problems := suite.problems:
             logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
         if tasks.json_columns and self._include_metadata:
@@ -177,31 +187,54 @@ class HarborSpec:
                 ", ".join(tasks.json_columns),
             )
         if tasks.broken:
-            count = f"{len(tasks.broken)} of {_count(len(suite), 'task')} cannot be used"
             if self._on_invalid == "raise":
-                raise SuiteError(f"{suite.root}: {count} (on_invalid='skip' leaves them out):\n{listed(tasks.broken)}")
+                raise self._refusal(tasks.broken)
             if not len(tasks.table):
-                raise SuiteError(f"{suite.root}: no chosen task is left, {count}:\n{listed(tasks.broken)}")
+                raise self._refusal(tasks.broken, "no chosen task is left, ")
+            count = f"{len(tasks.broken)} of {_count(len(suite), 'task')} cannot be used"
             warnings.warn(f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them", stacklevel=3)
         return tasks
 
-    def _usable(self, suite: Suite, positions: list[int] | None) -> TaskTable:
-        """The chosen tasks, without those that can never give a reward."""
+    def _refusal(self, broken: Sequence[BrokenTask], prefix: str = "") -> SuiteError:
+        from harbor_trl.suite import listed
+
+        suite, _ = self._suite
+        return SuiteError(
+            f"{suite.root}: {prefix}{len(broken)} of {_count(len(suite), 'task')} cannot be used "
+            f"(on_invalid='skip' leaves them out):\n{listed(broken)}"
+        )
+
+    def _refuse_unusable(self) -> None:
+        """Costs several times what reading the suite does, so that is left to when a run is about to begin."""
+        if self._on_invalid == "raise" and (unusable := self._unusable()):
+            raise self._refusal(list(unusable.values()))
+
+    def _unusable(self) -> dict[int, BrokenTask]:
+        """The chosen tasks that can never give a reward, by position, but for those whose task.toml says so itself."""
         from harbor_trl.checks import errors_of
         from harbor_trl.suite import BrokenTask
 
+        suite, positions = self._suite
         chosen = range(len(suite)) if positions is None else positions
         errors = errors_of(suite, chosen, backend=self._environment_type)
-        # A task.toml that is refused has no row anyway, and is named there.
-        errors = {position: error for position, error in errors.items() if not error.code.startswith("toml-")}
-        if not errors:
-            return suite.tasks(positions)
-        tasks = suite.tasks([position for position in chosen if position not in errors])
-        unusable = [
-            BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
-            for error in errors.values()
-        ]
-        return dataclasses.replace(tasks, broken=sorted([*tasks.broken, *unusable], key=lambda task: task.file))
+        return {
+            position: BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
+            for position, error in errors.items()
+            if not error.code.startswith("toml-")  # has no row anyway, and is named there
+        }
+
+    def _with_unusable(self, tasks: TaskTable, unusable: Mapping[int, BrokenTask]) -> TaskTable:
+        if not unusable:
+            return tasks
+        suite, positions = self._suite
+        chosen = range(len(suite)) if positions is None else positions
+        usable = suite.tasks([position for position in chosen if position not in unusable])
+        broken = sorted([*usable.broken, *unusable.values()], key=lambda task: task.file)
+        return dataclasses.replace(usable, broken=broken)
+
+    @cached_property
+    def _suite(self) -> tuple[Suite, list[int] | None]:
+        return self._open()
 
     def _open(self) -> tuple[Suite, list[int] | None]:
         """The suite, and the positions of the chosen tasks; `None` for all."""

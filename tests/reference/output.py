@@ -45,7 +45,7 @@ def show(data: bytes, limit: int, *, head: int | None = None, fold: bool = True,
 
 
 def fold_terminal(text: str) -> str:
-    """Of a line drawn several times, the last draw that is not blank, else the first not empty; escape sequences gone."""
+    """Of a line drawn several times, the last draw that is not blank, else the first not empty; no escape sequences."""
     lines = [fold_line(line) for line in without_sequences(text).split("\n")]
     return "\n".join(lines)
 
