@@ -191,6 +191,73 @@ def test_copy_of_the_dockerfile_is_there(live: Live) -> None:
     assert live.output("cat /work/deep/b/a.txt") == "copied"
 
 
+def test_what_a_dockerfile_copies_is_the_same(backend: str, tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("a sandbox that an ordinary user starts has one user")
+    files = {
+        "a.txt": "a",
+        "b.txt": "b",
+        "dir/run.sh": "run",
+        "dir/deep/c": "c",
+        "dir/hidden/d": "d",
+        ".dockerignore": "**/hidden\n!dir/hidden/keep\n",
+        "dir/hidden/keep": "k",
+    }
+    context = tmp_path / "task" / "environment"
+    for name, text in files.items():
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (context / name).write_text(text)
+    for path in context.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o751 if path.name == "run.sh" else 0o640)
+    (context / "dir" / "link").symlink_to("run.sh")
+    (context / "named").symlink_to("b.txt")
+    environment = make_environment(
+        backend,
+        tmp_path,
+        dockerfile="""\
+FROM debian:bookworm-slim
+ARG NAME=data
+ENV TOP=/srv/$NAME
+WORKDIR /made/first
+WORKDIR $TOP
+COPY *.txt txt/
+COPY ["named", "a name"]
+COPY --chown=7:8 dir owned
+COPY dir/../a.txt /tmp
+COPY a.txt /etc/hostname.d/
+COPY b.txt /etc/hostname.d/a.txt
+ADD dir/deep ./
+WORKDIR ../last
+""",
+    )
+    with running(environment) as live:
+        listing = "find /srv /made /tmp/a.txt /etc/hostname.d -printf '%p %y %m %U:%G %l\\n' | sort; pwd"
+        assert live.output(listing).replace(" \n", "\n").splitlines() == [
+            "/etc/hostname.d d 755 0:0",
+            "/etc/hostname.d/a.txt f 640 0:0",
+            "/made d 755 0:0",
+            "/made/first d 755 0:0",
+            "/srv d 755 0:0",
+            "/srv/data d 755 0:0",
+            "/srv/data/a name f 640 0:0",
+            "/srv/data/c f 640 0:0",
+            "/srv/data/owned d 755 7:8",
+            "/srv/data/owned/deep d 755 7:8",
+            "/srv/data/owned/deep/c f 640 7:8",
+            "/srv/data/owned/hidden d 755 7:8",
+            "/srv/data/owned/hidden/keep f 640 7:8",
+            "/srv/data/owned/link l 777 7:8 run.sh",
+            "/srv/data/owned/run.sh f 751 7:8",
+            "/srv/data/txt d 755 0:0",
+            "/srv/data/txt/a.txt f 640 0:0",
+            "/srv/data/txt/b.txt f 640 0:0",
+            "/srv/last d 755 0:0",
+            "/tmp/a.txt f 640 0:0",
+            "/srv/last",
+        ]
+        assert live.output("cat '/srv/data/a name' /etc/hostname.d/a.txt /tmp/a.txt") == "bba"
+
+
 def test_a_file_goes_in_and_out_with_its_mode(live: Live, tmp_path: Path) -> None:
     source = tmp_path / "script.sh"
     source.write_bytes(b"#!/bin/sh\necho ran\n" + bytes(range(256)))

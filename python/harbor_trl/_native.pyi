@@ -129,6 +129,7 @@ class _Entry(TypedDict):
 
 class _Plan(TypedDict):
     entries: list[_Entry]
+    workdirs: list[_Entry]
     base: str | None
     stage: str
     workdir: str | None
@@ -165,6 +166,9 @@ def copy_plan(
     context: str | os.PathLike[str],
     target: str | None = None,
     build_args: dict[str, str] = ...,
+    base_env: dict[str, str] = ...,
+    base_workdir: str | None = None,
+    base_user: str | None = None,
 ) -> _Plan: ...
 def parse_dockerfile(source: bytes) -> _Parsed: ...
 def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from harbor_trl import _native
 from harbor_trl.errors import DockerfileError
@@ -106,6 +106,8 @@ class CopyPlan:
 
     entries: tuple[Entry, ...]
     """In the order in which the build puts them there, those of the stages below included."""
+    workdirs: tuple[Entry, ...]
+    """Directories that WORKDIR makes where they are missing, in order; without those whose name isn't known."""
     base: str | None
     """Image that the stages start from; None if its name isn't known."""
     stage: str
@@ -126,6 +128,9 @@ def copy_plan(
     *,
     target: str | None = None,
     build_args: Mapping[str, str] | None = None,
+    base_env: Mapping[str, str] | None = None,
+    base_workdir: str | None = None,
+    base_user: str | None = None,
 ) -> CopyPlan:
     """What a build of `dockerfile` with the directory `context` copies into the image.
 
@@ -134,31 +139,27 @@ def copy_plan(
         context: Directory that the build is given.
         target: Name of the stage to build; the last one by default.
         build_args: Values for ARG, as from `--build-arg`.
+        base_env: Variables that the base image is known to set; any other may be set by it too.
+        base_workdir: WORKDIR of the base image, if it is known.
+        base_user: USER of the base image, if it is known; empty: root.
 
     Raises:
         OSError: The Dockerfile or its ignore file cannot be read.
 
     A Dockerfile that no build accepts raises nothing; see `CopyPlan.errors`.
     """
-    plan = _native.copy_plan(os.fspath(dockerfile), os.fspath(context), target, dict(build_args or {}))
-    entries = [
-        Entry(
-            destination=entry["destination"],
-            kind=entry["kind"],
-            source=entry["source"],
-            content=entry["content"],
-            link=entry["link"],
-            mode=entry["mode"],
-            owner=entry["owner"],
-            line=entry["line"],
-            if_missing=entry["if_missing"],
-            if_directory=entry["if_directory"],
-            touched=Touched(**entry["touched"]) if entry["touched"] else None,
-        )
-        for entry in plan["entries"]
-    ]
+    plan = _native.copy_plan(
+        os.fspath(dockerfile),
+        os.fspath(context),
+        target,
+        dict(build_args or {}),
+        dict(base_env or {}),
+        base_workdir,
+        base_user,
+    )
     return CopyPlan(
-        entries=tuple(entries),
+        entries=_entries(plan["entries"]),
+        workdirs=_entries(plan["workdirs"]),
         base=plan["base"],
         stage=plan["stage"],
         workdir=plan["workdir"],
@@ -167,6 +168,15 @@ def copy_plan(
         errors=tuple(BuildProblem(**error) for error in plan["errors"]),
         unknowns=tuple(Unknown(**unknown) for unknown in plan["unknowns"]),
     )
+
+
+def _entries(found: list[_native._Entry]) -> tuple[Entry, ...]:
+    entries = []
+    for entry in found:
+        fields: dict[str, Any] = dict(entry)
+        touched = fields.pop("touched")
+        entries.append(Entry(**fields, touched=Touched(**touched) if touched else None))
+    return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True)

@@ -641,7 +641,9 @@ class Run:
 # --- files ------------------------------------------------------------------------------------------------------------
 #
 # A transfer is a file of records: kind (1 byte), mode (4), length of the path (4), path, then
-# for `f` chunks: length (4), data, ended by a length of 0; for `l` length (4) and target. `.` ends it.
+# for `f` chunks: length (4), data, ended by a length of 0; for `l` length (4) and target. `.` ends it. What goes in
+# may also hold `m` (a directory, if nothing is there), `i` (where the next file goes instead if its path turns out to
+# be a directory) and `o` (USER:GROUP in place of a path: owner of what was made last).
 
 
 def number(value: int) -> bytes:
@@ -675,14 +677,35 @@ def put(request: "dict[str, Any]", data: int) -> None:
         target = os.path.join(target, request["name"])
     os.makedirs(os.path.dirname(target) or b"/" if request["is_file"] else target, exist_ok=True)
     late: list[tuple[bytes, int]] = []
+    last = instead = b""
     with open(data, "rb") as file:
         while True:
             kind = exactly(file, 1)
             if kind == b".":
                 break
             mode = int.from_bytes(exactly(file, 4), "big") & 0o7777
-            path = os.path.normpath(os.path.join(target, exactly(file, int.from_bytes(exactly(file, 4), "big"))))
-            if kind == b"d":
+            name = exactly(file, int.from_bytes(exactly(file, 4), "big"))
+            path = os.path.normpath(os.path.join(target, name))
+            if kind == b"o":
+                if last:
+                    user, group = map(int, name.split(b":"))
+                    os.chown(last, user, group, follow_symlinks=False)
+                    if not os.path.islink(last):
+                        os.chmod(last, mode)
+                continue
+            if kind == b"i":
+                instead = path
+                continue
+            if kind == b"f" and instead and os.path.isdir(path):
+                path = instead
+            last, instead = path, b""
+            if kind == b"m":
+                if os.path.isdir(path):
+                    last = b""
+                else:
+                    os.makedirs(path)
+                    os.chmod(path, mode)
+            elif kind == b"d":
                 if not os.path.isdir(path):
                     make_way(path)
                     os.mkdir(path)

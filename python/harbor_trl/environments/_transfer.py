@@ -2,7 +2,7 @@
 
 The format is that of `_supervisor.py`: kind (1 byte), mode (4), length of the path (4), path; for `f` chunks of length
 (4) and data up to a length of 0; for `l` length (4) and target; `.` ends it. It is not tar because it has to say less:
-no owners, no devices, no absolute names, and what comes out of a sandbox is not to be trusted.
+no devices, no absolute names, and what comes out of a sandbox is not to be trusted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
+
+from harbor_trl.dockerfile import Entry
+from harbor_trl.environments.dockerfile_subset import owner_of
 
 CHUNK = 1 << 18
 
@@ -24,7 +28,7 @@ def _number(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
-def _pack_file(out: BinaryIO, path: Path, name: bytes, mode: int | None) -> None:
+def _pack_file(out: BinaryIO, path: Path, name: bytes, mode: int | None = None) -> None:
     with path.open("rb") as file:
         actual = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         out.write(b"f" + _number(actual if mode is None else mode) + _number(len(name)) + name)
@@ -33,16 +37,16 @@ def _pack_file(out: BinaryIO, path: Path, name: bytes, mode: int | None) -> None
         out.write(_number(0))
 
 
-def pack_file(out: BinaryIO, path: Path, mode: int | None = None) -> None:
-    """Write the file at `path` (a link is followed) as a transfer; `mode` replaces its permission bits."""
+def pack_file(out: BinaryIO, path: Path) -> None:
+    """Write the file at `path` (a link is followed) as a transfer."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(22, "not a regular file", str(path))
-    _pack_file(out, path, b"", mode)
+    _pack_file(out, path, b"")
     out.write(b".")
     out.seek(0)
 
 
-def pack_directory(out: BinaryIO, directory: Path, mode: int | None = None) -> None:
+def pack_directory(out: BinaryIO, directory: Path) -> None:
     """Write what `directory` holds as a transfer. Links stay links; sockets, pipes and devices are left out."""
     queue = [(os.fsencode(directory), b"")]
     while queue:
@@ -55,10 +59,37 @@ def pack_directory(out: BinaryIO, directory: Path, mode: int | None = None) -> N
                     out.write(b"l" + _number(0) + _number(len(name)) + name + _number(len(target)) + target)
                 elif entry.is_dir(follow_symlinks=False):
                     own = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
-                    out.write(b"d" + _number(own if mode is None else mode) + _number(len(name)) + name)
+                    out.write(b"d" + _number(own) + _number(len(name)) + name)
                     queue.append((entry.path, name + b"/"))
                 elif entry.is_file(follow_symlinks=False):
-                    _pack_file(out, Path(os.fsdecode(entry.path)), name, mode)
+                    _pack_file(out, Path(os.fsdecode(entry.path)), name)
+    out.write(b".")
+    out.seek(0)
+
+
+def pack_entries(out: BinaryIO, context: Path, entries: Iterable[Entry]) -> None:
+    """Write what COPY brings out of `context`, in order; what stands in the way is replaced as a build would."""
+    for entry in entries:
+        name = os.fsencode(entry.destination.lstrip("/")) or b"."
+        mode = entry.mode or 0
+        if entry.if_directory is not None:
+            instead = os.fsencode(entry.if_directory.lstrip("/"))
+            out.write(b"i" + _number(0) + _number(len(instead)) + instead)
+        if entry.kind == "directory":
+            out.write((b"m" if entry.if_missing else b"d") + _number(mode) + _number(len(name)) + name)
+        elif entry.kind == "symlink":
+            target = os.fsencode(entry.link or "")
+            out.write(b"l" + _number(0) + _number(len(name)) + name + _number(len(target)) + target)
+        elif entry.content is not None:
+            out.write(b"f" + _number(mode) + _number(len(name)) + name)
+            if entry.content:
+                out.write(_number(len(entry.content)) + entry.content)
+            out.write(_number(0))
+        else:
+            _pack_file(out, context / (entry.source or ""), name, mode)
+        if (owner := owner_of(entry)) != (0, 0):
+            ids = b"%d:%d" % owner
+            out.write(b"o" + _number(mode) + _number(len(ids)) + ids)
     out.write(b".")
     out.seek(0)
 

@@ -43,6 +43,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast, override
 
@@ -55,7 +56,7 @@ from pydantic import Field
 
 from harbor_trl.environments import _transfer
 from harbor_trl.environments._sandbox import BASE_USERS, Sandbox, check_available, check_platform, current_launcher
-from harbor_trl.environments.dockerfile_subset import STAND_IN_IMAGES, Copy, ImagePlan, plan_image
+from harbor_trl.environments.dockerfile_subset import STAND_IN_IMAGES, ImagePlan, made_directory, owner_of, plan_image
 from harbor_trl.errors import UnsupportedTaskError
 from harbor_trl.execution import BoundedOutput
 
@@ -165,7 +166,9 @@ class BubblewrapEnvironment(BaseEnvironment):
         logs = EnvironmentPaths.for_os(self.os)
         own = (logs.agent_dir, logs.verifier_dir, logs.artifacts_dir)
         open_directories = [*dict.fromkeys((*map(str, own), *self._mount_targets(writable_only=True)))]
-        steps = [step for step in self._plan.steps if isinstance(step, str)]
+        steps = [*self._plan.steps, made_directory(self._default_cwd)]
+        # Plain directories need no transfer of their own.
+        plain = all(step == made_directory(step.destination) for step in (replace(one, line=0) for one in steps))
         sandbox = Sandbox(launcher)
         self._sandbox = sandbox
         try:
@@ -174,13 +177,15 @@ class BubblewrapEnvironment(BaseEnvironment):
                 storage_bytes=self._storage_bytes,
                 memory_bytes=self._memory_bytes,
                 processes=self.options.max_processes,
-                directories=[*steps, self._default_cwd, *open_directories],
+                directories=[*(step.destination for step in steps if plain), *open_directories],
                 open_directories=open_directories,
                 timeout_sec=self.options.start_timeout_sec,
             )
-            for step in self._plan.steps:
-                if isinstance(step, Copy):
-                    await self._upload(step.source, step.target, step.mode)
+            if not plain:
+                with tempfile.TemporaryFile(prefix="harbor-trl-") as file:
+                    out = cast(BinaryIO, file)
+                    await asyncio.to_thread(_transfer.pack_entries, out, self.environment_dir, steps)
+                    await sandbox.transfer("put", {"target": b"/", "name": b"", "is_file": False}, file.fileno())
         except BaseException:
             await self.stop(delete=True)
             raise
@@ -194,6 +199,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             for table in (config, *config.get("steps", [])):
                 for section in ("agent", "verifier"):
                     wanted.append((f"{task_file}: [{section}].user", table.get(section, {}).get("user")))
+        for step in self._plan.steps:
+            wanted.append((f"Dockerfile, line {step.line}: owner", "{}:{}".format(*owner_of(step))))
         for where, user in wanted:
             if user is not None:
                 self._check_user(where, user, many_users)
@@ -301,20 +308,18 @@ class BubblewrapEnvironment(BaseEnvironment):
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a file in, owned by root, with its mode; into `target_path` if that is a directory or ends in `/`."""
-        await self._upload(Path(source_path), target_path, None, is_file=True)
+        await self._upload(Path(source_path), target_path, is_file=True)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy what a directory holds into `target_dir`, owned by root; links stay links."""
-        await self._upload(Path(source_dir), target_dir, None, is_file=False)
+        await self._upload(Path(source_dir), target_dir, is_file=False)
 
-    async def _upload(self, source: Path, target: str, mode: int | None, is_file: bool | None = None) -> None:
+    async def _upload(self, source: Path, target: str, is_file: bool) -> None:
         sandbox = self._live()
-        if is_file is None:
-            is_file = not source.is_dir()
         with tempfile.TemporaryFile(prefix="harbor-trl-") as file:
             pack = _transfer.pack_file if is_file else _transfer.pack_directory
-            await asyncio.to_thread(pack, cast(BinaryIO, file), source, mode)
+            await asyncio.to_thread(pack, cast(BinaryIO, file), source)
             request = {"target": os.fsencode(target), "name": os.fsencode(source.name), "is_file": is_file}
             await sandbox.transfer("put", request, file.fileno())
 

@@ -1,21 +1,19 @@
-"""The part of a Dockerfile that needs no image: WORKDIR, ENV, ARG, USER, COPY of plain files.
+"""The part of a Dockerfile that needs no image: WORKDIR, ENV, ARG, USER, COPY and ADD out of the build context.
 
-Everything else is refused with its line. Nothing is guessed: a glob, a heredoc, a variable whose value is not written
-in the file, a second stage are refusals too.
+What COPY and ADD come to is worked out by `harbor_trl.dockerfile`. What that cannot tell, and every instruction that
+needs an image, is refused with its line. Nothing is guessed.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
-import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from posixpath import join, normpath
 
-from harbor_trl.errors import UnsupportedTaskError
+from harbor_trl.dockerfile import Entry, Instruction, copy_plan, parse_dockerfile
+from harbor_trl.errors import DockerfileError, UnsupportedTaskError
 
 #: Images that a Linux host's own /usr can stand in for.
 STAND_IN_IMAGES = ("debian", "debian:*", "ubuntu", "ubuntu:*", "python:3", "python:3-slim")
@@ -24,22 +22,9 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 #: Instructions that change nothing in a sandbox: Harbor replaces the command, and nothing listens from outside.
 IGNORED = frozenset({"LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL", "SHELL"})
+SUPPORTED = IGNORED | {"FROM", "ARG", "ENV", "WORKDIR", "USER", "COPY", "ADD"}
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One source of a COPY: a file or directory of the build context, and where it goes.
-
-    `mode` is the octal `--chmod`, or None to keep the source's own modes. A directory's contents are copied, never the
-    directory itself.
-    """
-
-    source: Path
-    target: str
-    mode: int | None
-    line: int
+_OWNER = re.compile(r"(root|\d{1,10})(?::(root|\d{1,10}))?")
 
 
 @dataclass
@@ -49,8 +34,33 @@ class ImagePlan:
     workdir: str = "/"
     user: str | None = None
     env: dict[str, str] = field(default_factory=dict)
-    #: Directories to make, and files to copy, in the Dockerfile's order.
-    steps: list[str | Copy] = field(default_factory=list)
+    #: What WORKDIR, COPY and ADD bring, in the Dockerfile's order; owners are numbers or root.
+    steps: list[Entry] = field(default_factory=list)
+
+
+def made_directory(path: str, line: int = 0) -> Entry:
+    """What WORKDIR makes of `path`, as root."""
+    return Entry(
+        destination=path,
+        kind="directory",
+        source=None,
+        content=None,
+        link=None,
+        mode=0o755,
+        owner="0:0",
+        line=line,
+        if_missing=True,
+        if_directory=None,
+        touched=None,
+    )
+
+
+def owner_of(entry: Entry) -> tuple[int, int]:
+    """Numeric user and group of what COPY brings; `plan_image` has refused all others."""
+    match = _OWNER.fullmatch(entry.owner or "")
+    assert match is not None
+    user, group = (0 if name == "root" else int(name) for name in (match[1], match[2] or match[1]))
+    return user, group
 
 
 def plan_image(dockerfile: Path, context: Path, accept_images: tuple[str, ...] = STAND_IN_IMAGES) -> ImagePlan:
@@ -63,201 +73,86 @@ def plan_image(dockerfile: Path, context: Path, accept_images: tuple[str, ...] =
 
     Raises:
         UnsupportedTaskError: For anything that is not certain to come out as `docker build` would have it.
+        OSError: A file cannot be read.
     """
-    return _Reader(dockerfile, context, accept_images).read()
+    source = dockerfile.read_bytes()
 
-
-class _Reader:
-    def __init__(self, dockerfile: Path, context: Path, accept_images: tuple[str, ...]) -> None:
-        self.path = dockerfile
-        self.context = context
-        self.accept_images = accept_images
-        self.plan = ImagePlan()
-        self.variables: dict[str, str] = {}
-        self.has_from = False
-        self.line = 0
-
-    def refuse(self, reason: str) -> UnsupportedTaskError:
-        where = f"{self.path}, line {self.line}" if self.line else str(self.path)
+    def refuse(line: int, reason: str) -> UnsupportedTaskError:
+        where = f"{dockerfile}, line {line}" if line else str(dockerfile)
         return UnsupportedTaskError(
             f"{where}: {reason}. The bubblewrap sandbox builds no images; run this task with environment_type='docker'."
         )
 
-    def read(self) -> ImagePlan:
-        try:
-            text = self.path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise self.refuse("not UTF-8") from None
-        for line, instruction in self.instructions(text.splitlines()):
-            self.line = line
-            keyword, _, rest = instruction.partition(" ")
-            self.handle(keyword.upper(), rest.strip())
-        if not self.has_from:
-            self.line = 0
-            raise self.refuse("no FROM instruction")
-        return self.plan
-
-    def instructions(self, lines: list[str]) -> list[tuple[int, str]]:
-        """Each instruction on one line, with the number of its first line."""
-        found: list[tuple[int, str]] = []
-        pending, start = "", 0
-        for number, line in enumerate(lines, 1):
-            stripped = line.strip()
-            self.line = number
-            if stripped.startswith("#"):
-                if re.match(r"#\s*escape\s*=", stripped, re.IGNORECASE) and not found and not pending:
-                    raise self.refuse("the escape directive is not supported")
-                continue
-            if not stripped:
-                continue
-            start = start or number
-            body = line.rstrip()
-            if body.endswith("\\"):
-                pending += body[:-1]
-                continue
-            found.append((start, re.sub(r"^\s*(\w+)\s+", r"\1 ", pending + body)))
-            pending, start = "", 0
-        if pending.strip():
-            found.append((start, pending.strip()))
-        return found
-
-    def expand(self, text: str) -> str:
-        if "\\" in text:
-            raise self.refuse(f"a backslash in {text!r} is not supported")
-
-        def value(match: re.Match[str]) -> str:
-            name = match[1] or match[2]
-            if name not in self.variables:
-                raise self.refuse(f"the value of ${name} is not in the Dockerfile")
-            return self.variables[name]
-
-        expanded = _VARIABLE.sub(value, text)
-        if "$" in _VARIABLE.sub("", text):
-            raise self.refuse(f"the variable expression in {text!r} is not supported")
-        return expanded
-
-    def words(self, text: str) -> list[str]:
-        if "\\" in text:
-            raise self.refuse(f"a backslash in {text!r} is not supported")
-        try:
-            return shlex.split(text)
-        except ValueError as error:
-            raise self.refuse(f"{error} in {text!r}") from None
-
-    def handle(self, keyword: str, rest: str) -> None:
-        if keyword in IGNORED:
-            return
-        if "<<" in rest:
-            raise self.refuse("heredocs are not supported")
-        if keyword == "ARG":
-            self.arg(rest)
-        elif keyword == "FROM":
-            self.image(rest)
-        elif not self.has_from:
-            raise self.refuse(f"{keyword} before FROM")
-        elif keyword == "WORKDIR":
-            self.workdir(rest)
-        elif keyword == "ENV":
-            self.env(rest)
-        elif keyword == "USER":
-            self.plan.user = self.expand(rest)
-        elif keyword == "COPY":
-            self.copy(rest)
-        elif keyword == "HEALTHCHECK" and rest.upper() == "NONE":
-            pass
-        else:
-            raise self.refuse(f"{keyword} is not supported")
-
-    def arg(self, rest: str) -> None:
-        for word in self.words(rest):
-            name, equals, value = word.partition("=")
-            # ENV wins over ARG of the same name, whichever comes first.
-            if equals and name not in self.plan.env:
-                self.variables[name] = self.expand(value)
-
-    def image(self, rest: str) -> None:
-        if self.has_from:
-            raise self.refuse("a second build stage is not supported")
-        words = [word for word in rest.split() if not word.startswith("--")]
-        image = self.expand(words[0]) if words else ""
-        bare = re.sub(r"^(docker\.io/)?(library/)?", "", image).partition("@")[0]
-        if not any(fnmatch.fnmatchcase(bare, pattern) for pattern in self.accept_images):
-            raise self.refuse(
-                f"FROM {image}: the host's own /usr stands in for the image, which is fair only for "
-                f"{', '.join(self.accept_images)} (option accept_images)"
+    try:
+        source.decode()
+        instructions = parse_dockerfile(source)
+    except UnicodeDecodeError:
+        raise refuse(0, "not UTF-8") from None
+    except DockerfileError as error:
+        raise refuse(error.line or 0, str(error)) from None
+    has_from = False
+    for instruction in instructions:
+        keyword = instruction.keyword
+        if keyword == "FROM" and has_from:
+            raise refuse(instruction.line, "a second build stage is not supported")
+        has_from |= keyword == "FROM"
+        if keyword not in SUPPORTED and not _is_no_healthcheck(instruction):
+            raise refuse(instruction.line, f"{keyword} is not supported")
+        # Builders differ here.
+        if keyword in ("COPY", "ADD") and len(instruction.args) > 2 and not instruction.args[-1].endswith(("/", ".")):
+            raise refuse(instruction.line, f"{keyword} of several sources needs a destination that ends in '/'")
+    plan = copy_plan(dockerfile, context, base_env={"PATH": DEFAULT_PATH}, base_workdir="/", base_user="")
+    for problem in plan.errors:
+        raise refuse(problem.line, problem.message)
+    for unknown in plan.unknowns:
+        raise refuse(unknown.line, unknown.reason)
+    if reason := _image_refusal(plan.base or "", accept_images):
+        raise refuse(next(one.line for one in instructions if one.keyword == "FROM"), reason)
+    steps = sorted((*plan.workdirs, *plan.entries), key=lambda entry: entry.line)
+    for entry in steps:
+        if entry.kind in ("archive", "special"):
+            what = "an archive to unpack" if entry.kind == "archive" else "neither a file, a directory nor a link"
+            raise refuse(entry.line, f"{entry.destination!r} would be {what}, which is not supported")
+        if not _OWNER.fullmatch(entry.owner or ""):
+            raise refuse(
+                entry.line, f"the owner of {entry.destination!r} ({entry.owner}) has a number only in the image"
             )
-        if bare.startswith("python:") and shutil.which("python3", path=DEFAULT_PATH) is None:
-            raise self.refuse(f"FROM {image}: this host has no python3 in {DEFAULT_PATH}")
-        self.has_from = True
-        # Arguments declared before FROM do not reach into the stage.
-        self.variables = {"PATH": DEFAULT_PATH}
+        if entry.mode is None and entry.kind != "symlink":
+            raise refuse(entry.line, f"the mode of {entry.destination!r} is not known")
+    env = {}
+    for name, value in plan.env.items():
+        if value is None:
+            line, text = next(found for found in reversed(_settings(instructions)) if found[1].startswith(f"{name}="))
+            raise refuse(line, f"the value of {text} depends on what the image sets")
+        env[name] = value
+    return ImagePlan(
+        workdir=plan.workdir or "/",
+        user=plan.user or None,
+        env=env,
+        steps=steps,
+    )
 
-    def workdir(self, rest: str) -> None:
-        self.plan.workdir = normpath(join(self.plan.workdir, self.expand(rest.strip("\"'"))))
-        self.plan.steps.append(self.plan.workdir)
 
-    def env(self, rest: str) -> None:
-        name, _, value = rest.partition(" ")
-        if "=" not in name:
-            pairs = {name: self.expand(value.strip())}
-        else:
-            if re.search(r"'[^']*\$", rest):
-                raise self.refuse("a quoted dollar sign is not supported")
-            pairs = {}
-            for word in self.words(rest):
-                key, equals, word_value = word.partition("=")
-                if not equals:
-                    raise self.refuse(f"ENV {word!r} has no value")
-                pairs[key] = self.expand(word_value)
-        # All values of one instruction see the variables as they were before it.
-        self.plan.env.update(pairs)
-        self.variables.update(pairs)
+def _is_no_healthcheck(instruction: Instruction) -> bool:
+    return instruction.keyword == "HEALTHCHECK" and [word.upper() for word in instruction.args] == ["NONE"]
 
-    def copy(self, rest: str) -> None:
-        mode: int | None = None
-        while rest.startswith("--"):
-            flag, _, rest = rest.partition(" ")
-            rest = rest.strip()
-            name, _, value = flag.partition("=")
-            if name == "--chmod" and re.fullmatch(r"[0-7]{3,4}", value):
-                mode = int(value, 8)
-            elif name == "--chown" and value in ("root", "0", "root:root", "0:0"):
-                pass
-            else:
-                raise self.refuse(f"COPY {flag} is not supported")
-        if rest.startswith("["):
-            try:
-                words = [str(word) for word in json.loads(rest)]
-            except ValueError:
-                raise self.refuse("the JSON form of COPY cannot be read") from None
-        elif "'" in rest or '"' in rest:
-            raise self.refuse("quotes in COPY are not supported")
-        else:
-            words = rest.split()
-        words = [self.expand(word) for word in words]
-        if len(words) < 2:
-            raise self.refuse("COPY needs a source and a destination")
-        *sources, target = words
-        if len(sources) > 1 and not target.endswith("/"):
-            raise self.refuse("COPY of several sources needs a destination that ends in '/'")
-        if (self.context / ".dockerignore").exists() or self.path.with_name(self.path.name + ".dockerignore").exists():
-            raise self.refuse("COPY together with a .dockerignore is not supported")
-        slash = "/" if target.endswith(("/", "/.")) or target == "." else ""
-        absolute = normpath(join(self.plan.workdir, target))
-        for source in sources:
-            self.plan.steps.append(Copy(self.source(source), absolute.rstrip("/") + (slash or ""), mode, self.line))
 
-    def source(self, word: str) -> Path:
-        if any(character in word for character in "*?["):
-            raise self.refuse(f"the pattern {word!r} is not supported")
-        inside = normpath("/" + word).lstrip("/")
-        path = self.context / inside
-        real, root = path.resolve(), self.context.resolve()
-        if real != root and root not in real.parents:
-            raise self.refuse(f"COPY source {word!r} is a link that leaves the build context")
-        if not real.exists():
-            raise self.refuse(f"COPY source {word!r} does not exist")
-        if not real.is_dir() and not real.is_file():
-            raise self.refuse(f"COPY source {word!r} is neither a file nor a directory")
-        # Docker names the copy after the source as written, not after what a link leads to.
-        return path
+def _image_refusal(image: str, accept_images: tuple[str, ...]) -> str | None:
+    bare = re.sub(r"^(docker\.io/)?(library/)?", "", image).partition("@")[0]
+    if bare.endswith(":") or not any(fnmatch.fnmatchcase(bare, pattern) for pattern in accept_images):
+        return (
+            f"FROM {image}: the host's own /usr stands in for the image, which is fair only for "
+            f"{', '.join(accept_images)} (option accept_images)"
+        )
+    if bare.startswith("python:") and shutil.which("python3", path=DEFAULT_PATH) is None:
+        return f"FROM {image}: this host has no python3 in {DEFAULT_PATH}"
+    return None
+
+
+def _settings(instructions: tuple[Instruction, ...]) -> list[tuple[int, str]]:
+    """Line and `NAME=VALUE`, unexpanded, of all that ENV sets."""
+    found = []
+    for one in instructions:
+        if one.keyword == "ENV":
+            found += [(one.line, f"{name}={value}") for name, value in zip(one.args[::3], one.args[1::3], strict=True)]
+    return found

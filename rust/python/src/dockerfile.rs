@@ -57,6 +57,7 @@ struct Entry {
 #[derive(IntoPyObject)]
 struct Plan {
     entries: Vec<Entry>,
+    workdirs: Vec<Entry>,
     base: Option<String>,
     stage: String,
     workdir: Option<String>,
@@ -93,13 +94,17 @@ fn entry(entry: core::Entry) -> Entry {
 
 /// What a build of `dockerfile` in `context` copies into `target` (the last stage by default).
 #[pyfunction]
-#[pyo3(signature = (dockerfile, context, target=None, build_args=HashMap::new()))]
+#[pyo3(signature = (dockerfile, context, target=None, build_args=HashMap::new(), base_env=HashMap::new(), base_workdir=None, base_user=None))]
+#[allow(clippy::too_many_arguments)] // Keywords in Python.
 pub fn copy_plan(
     py: Python<'_>,
     dockerfile: PathBuf,
     context: PathBuf,
     target: Option<String>,
     build_args: HashMap<String, String>,
+    base_env: HashMap<String, String>,
+    base_workdir: Option<String>,
+    base_user: Option<String>,
 ) -> PyResult<impl for<'py> IntoPyObject<'py>> {
     let plan = py.detach(|| -> std::io::Result<Plan> {
         let source = std::fs::read(&dockerfile)?;
@@ -108,10 +113,14 @@ pub fn copy_plan(
             target,
             build_args,
             skip_runs: false,
+            base_env,
+            base_workdir,
+            base_user,
         };
         let plan = core::copy_plan(&source, ignore.as_deref(), &context, &options);
         Ok(Plan {
             entries: plan.entries.into_iter().map(entry).collect(),
+            workdirs: plan.workdirs.into_iter().map(entry).collect(),
             base: plan.base,
             stage: plan.stage,
             workdir: plan.workdir,

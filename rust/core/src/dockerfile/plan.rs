@@ -24,12 +24,19 @@ pub struct PlanOptions {
     pub build_args: HashMap<String, String>,
     /// Takes every RUN for one that may touch everything, instead of reading its commands: several times as fast.
     pub skip_runs: bool,
+    /// Variables that the base image is known to set; others stay unknown.
+    pub base_env: HashMap<String, String>,
+    /// The base image's working directory and user, where they are known.
+    pub base_workdir: Option<String>,
+    pub base_user: Option<String>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct CopyPlan {
     /// In the order in which the build puts them there.
     pub entries: Vec<Entry>,
+    /// Directories that WORKDIR makes where they are missing, in order; where their names are known.
+    pub workdirs: Vec<Entry>,
     /// Image that the stage is built on in the end; none if that is unknown.
     pub base: Option<String>,
     pub stage: String,
@@ -172,6 +179,7 @@ struct State {
     /// Variables that are not set here may be set by the base image.
     env_open: bool,
     workdir: Option<String>,
+    workdirs: Vec<Entry>,
     user: Option<String>,
     shell: Option<Rc<Vec<String>>>,
     tree: Tree,
@@ -407,12 +415,29 @@ impl Planner<'_> {
                         Value::Unknown
                     },
                 );
+                if !scratch {
+                    env.extend(
+                        self.options
+                            .base_env
+                            .iter()
+                            .map(|(name, value)| (name.clone(), Value::Known(value.clone()))),
+                    );
+                }
                 State {
                     env: Rc::new(env),
                     exported: Rc::new(Vec::new()),
                     env_open: !scratch,
-                    workdir: scratch.then(|| "/".to_owned()),
-                    user: scratch.then(String::new),
+                    workdir: if scratch {
+                        Some("/".to_owned())
+                    } else {
+                        self.options.base_workdir.clone()
+                    },
+                    workdirs: Vec::new(),
+                    user: if scratch {
+                        Some(String::new())
+                    } else {
+                        self.options.base_user.clone()
+                    },
                     shell: None,
                     tree: Tree::new(!scratch),
                     traceable: true,
@@ -566,6 +591,9 @@ impl Planner<'_> {
             Some(user) => numeric_owner(user),
             None => None,
         };
+        let mut made = blank(EntryKind::Directory, paths::clean(&full), line);
+        (made.mode, made.owner, made.if_missing) = (Some(0o755), owner.clone(), true);
+        state.workdirs.push(made);
         let Some(resolved) = state.tree.resolve(&full) else {
             return unclear("WORKDIR leads through too many links");
         };
@@ -1572,6 +1600,7 @@ impl Planner<'_> {
         self.plan.base.clone_from(&state.image);
         self.plan.stage.clone_from(&stages[target].name);
         self.plan.workdir.clone_from(&state.workdir);
+        self.plan.workdirs.clone_from(&state.workdirs);
         self.plan.user.clone_from(&state.user);
         self.plan.env = state
             .exported
