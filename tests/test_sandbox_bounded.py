@@ -157,10 +157,8 @@ def test_a_fork_bomb_leaves_the_sandbox_usable(live: Live, bomb: str, user: str)
 
 
 def test_threads_left_in_the_background_are_killed_and_named(live: Live) -> None:
-    threads = (
-        "import threading as t, time; t.stack_size(1 << 16)\n"
-        "while True: t.Thread(target=time.sleep, args=(4343434,)).start()"
-    )
+    setup = "import threading as t, time; t.stack_size(1 << 16)"
+    threads = f"{setup}\nwhile True: t.Thread(target=time.sleep, args=(4343434,)).start()"
     assert run(live, f"python3 -c {shlex.quote(threads)} 2>/dev/null & sleep 1").return_code == 0
     result = run(live, "/bin/echo ran")
     assert result.text.startswith("ran\n[the sandbox could not start any more processes"), result

@@ -727,7 +727,8 @@ def test_all_of_this_holds_for_an_ordinary_user_too() -> None:
             [
                 *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-c", "/dev/null", "-W", "ignore"),
                 *(f"--rootdir={directory}", f"--basetemp={directory}/t", "-o", f"pythonpath={tests}"),
-                *("-k", "not docker", str(tests / "test_sandbox_conformance.py"), __file__),
+                *("-k", "not docker", str(tests / "test_sandbox_conformance.py")),
+                *(str(tests / "test_sandbox_bounded.py"), __file__),
             ],
             Path(directory),
             timeout=300,

@@ -25,10 +25,10 @@ def test_names_choose_backends() -> None:
     from harbor.models.trial.config import EnvironmentConfig
 
     for name, path in (("docker", "docker:FastDockerEnvironment"), ("bubblewrap", "bubblewrap:BubblewrapEnvironment")):
-        fields = environment_for(name, {"x": 1})
+        fields = environment_for(name, {"kwargs": {"x": 1}})
         assert fields == {"import_path": f"harbor_trl.environments.{path}", "kwargs": {"x": 1}}
         EnvironmentConfig(**fields)
-    assert environment_for("modal") == {"type": EnvironmentType.MODAL, "kwargs": {}}
+    assert environment_for("modal") == {"type": EnvironmentType.MODAL}
     assert environment_for("my.module:Class")["import_path"] == "my.module:Class"
     with pytest.raises(
         SandboxUnavailableError, match=r"'dokcer'.*apple-container.*bubblewrap.*docker.*package\.module:Class"

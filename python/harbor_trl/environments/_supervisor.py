@@ -557,7 +557,7 @@ class Run:
         self.killed = True
         self.kill_at = FOREVER
         self.give_up_at = time.monotonic() + GIVE_UP_SEC
-        if self.reaper in reapers:
+        if reapers.get(self.reaper) == self.name:
             kill_below(self.reaper)
             # The command may have stopped it.
             send_signal(self.reaper, _signal.SIGCONT)

@@ -122,7 +122,8 @@ def plan_image(dockerfile: Path, context: Path, accept_images: tuple[str, ...] =
     env = {}
     for name, value in plan.env.items():
         if value is None:
-            line, text = next(found for found in reversed(_settings(instructions)) if found[1].startswith(f"{name}="))
+            own = [found for found in _settings(instructions) if found[1].startswith(f"{name}=")]
+            line, text = own[-1] if own else (0, name)
             raise refuse(line, f"the value of {text} depends on what the image sets")
         env[name] = value
     return ImagePlan(
