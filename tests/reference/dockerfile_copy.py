@@ -302,6 +302,7 @@ class State:
     traceable: bool = True
     onbuild: list[Instruction] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
+    workdirs: list[dict[str, Any]] = field(default_factory=list)
 
     def get(self, name: str) -> str | type[Unset] | None:
         if name in self.env:
@@ -321,6 +322,7 @@ class Planner:
         self.context: Context | None = None
         self.result: dict[str, Any] = {
             "entries": [],
+            "workdirs": [],
             "base": None,
             "stage": "",
             "workdir": None,
@@ -546,6 +548,8 @@ class Planner:
             check_length(full, line)
             state.workdir = clean(full)
             owner = None if state.user is None else numeric_owner(state.user or "0")
+            made = entry("directory", state.workdir, line, mode=0o755, owner=owner, if_missing=True)
+            state.workdirs.append(made)
             self.make_directories(state.nodes, resolve(state.nodes, full), 0o755, owner, line, None)
         elif found.keyword == "USER":
             state.user, user = None, state.user
@@ -960,6 +964,7 @@ class Planner:
         env = {name: state.env[name] for name in state.exported}
         self.result = {
             "entries": entries,
+            "workdirs": state.workdirs,
             "base": state.image,
             "stage": stage.name,
             "workdir": state.workdir,
