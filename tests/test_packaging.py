@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_package_and_works_for_each_python_from_3_12(built: 
     sources = {
         str(path.relative_to(ROOT / "python"))
         for path in (ROOT / "python/harbor_trl").rglob("*")
-        if path.is_file() and path.suffix in (".py", ".pyi", ".typed", ".sh", ".toml", ".md")
+        if path.is_file() and path.suffix in (".py", ".pyi", ".typed", ".sh", ".toml", ".md", ".yaml")
     }
     assert sources | {"harbor_trl/py.typed"} <= package
     assert [name for name in package - sources if "__pycache__" not in name and not name.endswith(".so")] in (
