@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import subprocess
 import time
 import weakref
 from pathlib import Path
@@ -134,6 +135,12 @@ def test_reset_without_task_dir_is_a_value_error():
             FailureKind.REWARD_INVALID,
             id="no float holds it",
         ),
+        pytest.param(
+            "#!/bin/bash\n(echo 1; head -c 2M /dev/zero | tr '\\0' ' ') > /logs/verifier/reward.txt\n",
+            FailureKind.REWARD_INVALID,
+            id="huge",
+        ),
+        pytest.param("#!/bin/bash\nmkdir /logs/verifier/reward.json\n", FailureKind.REWARD_INVALID, id="a directory"),
         pytest.param("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt\n", None, id="a link"),
     ],
 )
@@ -537,8 +544,11 @@ def test_a_deep_tree_of_logs_leaves_nothing_behind(tmp_path, options, depth):
         os.close(here)
         here = below
     os.close(here)
-    assert env.reward == 0.0
-    assert eventually(lambda: not trial_dir.exists())
+    try:
+        assert env.reward == 0.0
+        assert eventually(lambda: not trial_dir.exists())
+    finally:
+        subprocess.run(["rm", "-rf", trial_dir], check=True)  # pytest's own cleaning up cannot
 
 
 def test_rollouts_that_cannot_start_do_not_keep_each_other_alive(tmp_path, options):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
 import itertools
 import logging
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 import weakref
@@ -22,8 +24,10 @@ from typing import Any, NamedTuple
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task, strip_canary
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
+from harbor.verifier.verifier import VerifierOutputParseError
 
 from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
@@ -160,6 +164,27 @@ def live_rollout(rollout_id: str) -> Rollout:
     return rollout
 
 
+@dataclasses.dataclass(frozen=True)
+class _TrialPaths(TrialPaths):
+    """Harbor's, but a reward file that could not be read in no time and little memory is no reward file."""
+
+    @property
+    def reward_text_path(self) -> Path:
+        return _small_file(super().reward_text_path)
+
+    @property
+    def reward_json_path(self) -> Path:
+        return _small_file(super().reward_json_path)
+
+
+def _small_file(path: Path) -> Path:
+    with contextlib.suppress(FileNotFoundError):
+        state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_REWARD_BYTES:
+            raise VerifierOutputParseError(f"{path} is no file, or longer than {_MAX_REWARD_BYTES} bytes")
+    return path
+
+
 class _Backend:
     """One backend in one process: how many sandboxes may start and exist at once, and when it last answered."""
 
@@ -184,6 +209,8 @@ _NO_TIMEOUT_SEC = 1e9
 _VERIFY_SLACK_SEC = 300.0
 # How long an outage is believed in without any sandbox of the backend answering.
 _OUTAGE_SEC = 120.0
+# Harbor reads the whole file, on the engine's loop.
+_MAX_REWARD_BYTES = 1 << 20
 # How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
 _POLL_SEC = 0.01
 
@@ -370,6 +397,7 @@ class Rollout:
                 try:
                     async with backend.starts:
                         self._trial = await Trial.create(self._config())
+                        self._trial.paths = _TrialPaths(self._trial.paths.trial_dir)
                         self._repair_copies_at_start(self._trial)
                         self._tool_limit = self._trial.task.config.agent.timeout_sec
                         trial_task = asyncio.create_task(self._trial.run(), name=self.id)
