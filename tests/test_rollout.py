@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import subprocess
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -127,6 +130,17 @@ def test_reset_without_task_dir_is_a_value_error():
         pytest.param(write_reward('{"reward": ', "reward.json"), FailureKind.REWARD_INVALID, id="broken json"),
         pytest.param(write_reward("[1]", "reward.json"), FailureKind.REWARD_INVALID, id="json list"),
         pytest.param(write_reward("{}", "reward.json"), FailureKind.REWARD_MISSING, id="no keys"),
+        pytest.param(
+            write_reward(f'{{"reward": 1{"0" * 400}}}', "reward.json"),
+            FailureKind.REWARD_INVALID,
+            id="no float holds it",
+        ),
+        pytest.param(
+            "#!/bin/bash\n(echo 1; head -c 2M /dev/zero | tr '\\0' ' ') > /logs/verifier/reward.txt\n",
+            FailureKind.REWARD_INVALID,
+            id="huge",
+        ),
+        pytest.param("#!/bin/bash\nmkdir /logs/verifier/reward.json\n", FailureKind.REWARD_INVALID, id="a directory"),
         pytest.param("#!/bin/bash\nln -s /etc/hostname /logs/verifier/reward.txt\n", None, id="a link"),
     ],
 )
@@ -515,6 +529,37 @@ def test_keep_trials(tmp_path, keep, kept):
         else:
             assert eventually(lambda d=trial_dir: not d.exists())
     assert keep != "none" or eventually(lambda: not list(Path(options.trials_dir).iterdir()))
+
+
+@pytest.mark.parametrize("depth", [1200, 6000])
+def test_a_deep_tree_of_logs_leaves_nothing_behind(tmp_path, options, depth):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    assert env.bash("true") == "(empty output, rc=0)"
+    trial_dir = env._trial_dir
+    here = os.open(trial_dir / "agent", os.O_RDONLY)
+    for _ in range(depth):  # as a policy can where a container mounts this directory
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        assert env.reward == 0.0
+        assert eventually(lambda: not trial_dir.exists())
+    finally:
+        subprocess.run(["rm", "-rf", trial_dir], check=True)  # pytest's own cleaning up cannot
+
+
+def test_rollouts_that_cannot_start_do_not_keep_each_other_alive(tmp_path, options):
+    env = bash_env(options)
+    rollouts = []
+    for _ in range(5):
+        env.reset(task_dir=str(tmp_path / "nothing"))
+        assert env.reward is None
+        rollouts.append(weakref.ref(env._rollout))
+    gc.collect()
+    assert eventually(lambda: [rollout() for rollout in rollouts[:-2]] == [None] * 3)
 
 
 def test_tasks_that_bring_mcp_servers_and_skills_stay_trainable(tmp_path, options):

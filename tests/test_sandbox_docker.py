@@ -198,3 +198,43 @@ def test_stale_containers_of_the_same_name_are_replaced(engine: None, tmp_path: 
         again.session_id = old.environment.session_id
         with running(again) as new:
             assert new.exec("cat /stale").return_code != 0
+
+
+@pytest.mark.docker
+def test_a_sparse_file_does_not_fill_the_disk_of_the_trainer(engine: None, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fast, "_MAX_FILE_BYTES", 1 << 20)
+    fast._runtime.cache_clear()
+    try:
+        environment = make_environment("docker", tmp_path / "task")
+
+        async def scenario() -> None:
+            await environment.start(force_build=False)
+            try:
+                await environment.exec("mkdir -p /logs/x && truncate -s 8G /logs/x/file")
+                with pytest.raises(RuntimeError):
+                    await environment.download_dir("/logs/x", tmp_path / "out")
+            finally:
+                await environment.stop(delete=True)
+
+        asyncio.run(scenario())
+    finally:
+        fast._runtime.cache_clear()
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 1 << 20
+
+
+@pytest.mark.docker
+def test_a_build_that_hangs_ends_when_nobody_waits_for_it(engine: None, tmp_path: Path) -> None:
+    mark = f"sleep 9{uuid4().int % 10**6:06d}"
+    environment = make_environment("docker", tmp_path, dockerfile=f"FROM debian:bookworm-slim\nRUN {mark}\n")
+
+    def builds() -> str:
+        return subprocess.run(["pgrep", "-f", environment.session_id], capture_output=True, text=True).stdout
+
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await environment.start(force_build=False)
+        await environment.stop(delete=True)
+
+    asyncio.run(scenario())
+    assert builds() == ""

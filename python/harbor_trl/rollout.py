@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
 import itertools
 import logging
 import os
 import re
-import shutil
+import secrets
+import stat
 import tempfile
 import time
 import weakref
@@ -22,8 +24,10 @@ from typing import Any, NamedTuple
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task, strip_canary
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
+from harbor.verifier.verifier import VerifierOutputParseError
 
 from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
@@ -160,6 +164,27 @@ def live_rollout(rollout_id: str) -> Rollout:
     return rollout
 
 
+@dataclasses.dataclass(frozen=True)
+class _TrialPaths(TrialPaths):
+    """Harbor's, but a reward file that could not be read in no time and little memory is no reward file."""
+
+    @property
+    def reward_text_path(self) -> Path:
+        return _small_file(super().reward_text_path)
+
+    @property
+    def reward_json_path(self) -> Path:
+        return _small_file(super().reward_json_path)
+
+
+def _small_file(path: Path) -> Path:
+    with contextlib.suppress(FileNotFoundError):
+        state = path.lstat()
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_REWARD_BYTES:
+            raise VerifierOutputParseError(f"{path} is no file, or longer than {_MAX_REWARD_BYTES} bytes")
+    return path
+
+
 class _Backend:
     """One backend in one process: how many sandboxes may start and exist at once, and when it last answered."""
 
@@ -184,6 +209,8 @@ _NO_TIMEOUT_SEC = 1e9
 _VERIFY_SLACK_SEC = 300.0
 # How long an outage is believed in without any sandbox of the backend answering.
 _OUTAGE_SEC = 120.0
+# Harbor reads the whole file, on the engine's loop.
+_MAX_REWARD_BYTES = 1 << 20
 # How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
 _POLL_SEC = 0.01
 
@@ -370,6 +397,7 @@ class Rollout:
                 try:
                     async with backend.starts:
                         self._trial = await Trial.create(self._config())
+                        self._trial.paths = _TrialPaths(self._trial.paths.trial_dir)
                         self._repair_copies_at_start(self._trial)
                         self._tool_limit = self._trial.task.config.agent.timeout_sec
                         trial_task = asyncio.create_task(self._trial.run(), name=self.id)
@@ -389,6 +417,9 @@ class Rollout:
                     self._up.set()
                     # Nobody waits for this: Harbor stops the sandbox and writes the result.
                     await _wait_even_if_cancelled(trial_task)
+                    self._settle(_ABANDONED)  # cancelled while it was judged
+                    # A policy may have left a million log files there.
+                    await _wait_even_if_cancelled(asyncio.create_task(asyncio.to_thread(self._tidy)))
         except TimeoutError:
             self._settle(
                 Outcome.failed(
@@ -406,7 +437,7 @@ class Rollout:
         self._setup_done.set()
         self._trial = None
         self.environment = None
-        self._tidy()
+        self._predecessor = None  # else rollouts that fail before their set-up would keep each other alive
 
     def _start_timeout(self) -> float:
         return self.options.start_timeout or 600.0
@@ -482,7 +513,11 @@ class Rollout:
         result = self._trial.result
         if result.reward_valid and result.verifier_result is not None and result.verifier_result.rewards:
             self._backend.answered = time.monotonic()
-            return self._scalar(dict(result.verifier_result.rewards))
+            try:
+                details = {key: float(value) for key, value in result.verifier_result.rewards.items()}
+            except OverflowError as error:  # JSON has integers that no float can hold
+                return await self._failed(FailureKind.REWARD_INVALID, f"a reward is out of range: {error}")
+            return self._scalar(details)
         errors = result.recorded_exceptions()
         if errors:
             return await self._judge_exception(errors[0])
@@ -527,8 +562,7 @@ class Rollout:
             backend.found_down = time.monotonic()
         return up
 
-    def _scalar(self, rewards: dict[str, float | int]) -> Outcome:
-        details = {key: float(value) for key, value in rewards.items()}
+    def _scalar(self, details: dict[str, float]) -> Outcome:
         key = self.options.reward_key
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
@@ -572,11 +606,39 @@ class Rollout:
         failed = outcome.failure is not None and outcome.failure.kind is not FailureKind.ABANDONED
         keep = self.options.keep_trials
         if keep == "none" or (keep == "failed" and not failed):
-            shutil.rmtree(self.trial_dir, ignore_errors=True)
+            _remove_tree(self.trial_dir)
             with contextlib.suppress(OSError):  # not empty: other trials are there
                 self.trial_dir.parent.rmdir()
                 if self.options.trials_dir is None:
                     self.trial_dir.parent.parent.rmdir()
+
+
+def _remove_tree(top: Path) -> None:
+    """Remove a directory as far as possible, however deep it is: its paths may be longer than the kernel takes."""
+    prefix, numbers = secrets.token_hex(8), itertools.count()
+    queue = [str(top)]
+    while queue:
+        directory = queue.pop()
+        try:
+            with os.scandir(directory) as listing:
+                entries = list(listing)
+        except OSError:
+            continue
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                try:
+                    os.rmdir(entry.path)
+                except OSError:
+                    moved_up = os.path.join(top, f"{prefix}-{next(numbers)}")
+                    os.rename(entry.path, moved_up)
+                    queue.append(moved_up)
+        with contextlib.suppress(OSError):
+            os.rmdir(directory)
+    with contextlib.suppress(OSError):
+        os.rmdir(top)
 
 
 def trials_dir(options: RolloutOptions) -> Path:

@@ -15,12 +15,14 @@ What differs from `harbor.environments.docker`:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import os
 import stat
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, override
 
@@ -38,6 +40,8 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from pydantic import Field
 
 IMAGE_REPOSITORY = "harbor-trl-task"
+#: Largest file that is copied out of a container.
+_MAX_FILE_BYTES = 1 << 30
 _INIT_OVERLAY = Path(__file__).with_name("docker-init.yaml")
 
 
@@ -158,6 +162,20 @@ class FastDockerEnvironment(DockerEnvironment):
             raise RuntimeError(f"docker {' '.join(arguments)} failed: {errors.decode(errors='replace').strip()}")
         return code, output.decode(errors="replace")
 
+    # A process outlives the cancellation of who waits for it: a build that hangs would go on for ever, and a copy of
+    # what a policy left in a container would fill this machine's disk.
+    @staticmethod
+    @override
+    async def _collect_buffered_output(process: asyncio.subprocess.Process, **kwargs: Any) -> ExecResult:
+        async with _ended_with_us(process):
+            return await DockerEnvironment._collect_buffered_output(process, **kwargs)
+
+    @staticmethod
+    @override
+    async def _collect_streamed_output(process: asyncio.subprocess.Process, **kwargs: Any) -> ExecResult:
+        async with _ended_with_us(process):
+            return await DockerEnvironment._collect_streamed_output(process, **kwargs)
+
     async def _has_containers(self) -> bool:
         project = _sanitize_docker_compose_project_name(self.session_id)
         label = f"label=com.docker.compose.project={project}"
@@ -177,6 +195,15 @@ class FastDockerEnvironment(DockerEnvironment):
             # For services that ignore SIGTERM.
             command = ["down", "--timeout", "1", *command[1:]]
         return await super()._run_docker_compose_command(command, *args, **kwargs)
+
+
+@contextlib.asynccontextmanager
+async def _ended_with_us(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    try:
+        yield
+    except asyncio.CancelledError:
+        await asyncio.shield(DockerEnvironment._terminate_process(process))
+        raise
 
 
 def context_digest(context: Path) -> str:
@@ -224,8 +251,15 @@ def _runtime() -> ContainerRuntime:
     for directory in (config, *(Path(one, "docker") for one in system)):
         plugin = directory / "cli-plugins" / "docker-compose"
         if os.access(plugin, os.X_OK):
-            return ContainerRuntime(engine=("docker",), compose=(str(plugin),))
-    return ContainerRuntime(engine=("docker",), compose=("docker", "compose"))
+            return ContainerRuntime(engine=_with_file_limit("docker"), compose=_with_file_limit(str(plugin)))
+    return ContainerRuntime(engine=_with_file_limit("docker"), compose=_with_file_limit("docker", "compose"))
+
+
+def _with_file_limit(*command: str) -> tuple[str, ...]:
+    # A file of terabytes costs a container nothing if it is sparse, and `docker cp` would write out its zeros.
+    if sys.platform == "win32":
+        return command
+    return ("sh", "-c", f'ulimit -f {_MAX_FILE_BYTES // 512} && exec "$@"', "sh", *command)
 
 
 _daemon: list[str] = []
