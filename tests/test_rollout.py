@@ -275,8 +275,9 @@ def test_a_backend_that_is_down_for_others_too_is_masked(tmp_path, options):
 
     faults.GoesDown.down.clear()
     envs = [bash_env(options, "faults:GoesDown") for _ in range(4)]
+    task = make_task(tmp_path / "task")
     for env in envs:
-        env.reset(task_dir=make_task(tmp_path / "task"))
+        env.reset(task_dir=task)
     for env in envs:
         env.bash("true")
     faults.GoesDown.down.set()
