@@ -103,6 +103,24 @@ if [ -e /tmp/odd ]; then echo '{"x": 1, "y": 1}'; else echo '{"reward": 1}'; fi 
     assert env._failure.kind is FailureKind.REWARD_INVALID
 
 
+def test_another_reward_key_is_not_known_from_the_first(tmp_path, options):
+    task = make_task(tmp_path / "task", test=write_reward('{"a": 1, "b": 0}', "reward.json"))
+    for key, expected in (("a", 1.0), ("typo", None)):
+        env = bash_env(RolloutOptions(trials_dir=options.trials_dir, reward_key=key))
+        env.reset(task_dir=task)
+        if expected is not None:
+            assert env.reward == expected
+            continue
+        with pytest.raises(RewardKeyError, match="'typo'"):
+            _ = env.reward
+
+
+def test_an_environment_kwarg_that_harbor_would_ignore_is_refused(tmp_path):
+    env = bash_env(RolloutOptions(trials_dir=str(tmp_path), environment_kwargs={"memory_mb": 64}))
+    with pytest.raises(ValueError, match=r"memory_mb.*'kwargs'"):
+        env.reset(task_dir=make_task(tmp_path / "task"))
+
+
 def test_an_environment_that_was_never_reset_has_reward_zero():
     env = HarborBashEnv("bubblewrap")
     assert env.reward == 0.0

@@ -238,3 +238,18 @@ def test_a_build_that_hangs_ends_when_nobody_waits_for_it(engine: None, tmp_path
 
     asyncio.run(scenario())
     assert builds() == ""
+
+
+@pytest.mark.docker
+def test_tasks_with_the_same_context_share_an_image_that_stays(tmp_path: Path) -> None:
+    from harbor_trl import HarborTerminalEnv
+    from harbor_trl.options import RolloutOptions
+    from tasks import make_task, write_reward
+
+    dockerfile = f"FROM debian:bookworm-slim\nENV MARK={tmp_path.name}\n"
+    tasks = [make_task(tmp_path / name, test=write_reward("1"), dockerfile=dockerfile) for name in "ab"]
+    env = HarborTerminalEnv("docker", options=RolloutOptions(trials_dir=str(tmp_path / "trials")))
+    for task in (*tasks, *tasks):
+        env.reset(task_dir=task)
+        assert env.bash("echo $MARK") == f"{tmp_path.name}\n"
+        assert env.reward == 1.0, env._failure

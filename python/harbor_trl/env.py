@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from harbor_trl.rollout import Failure, Outcome, Rollout
 
-_preflighted: set[str] = set()
+_preflighted: set[tuple[str, str]] = set()
 
 
 class HarborEnv:
@@ -65,9 +65,10 @@ class HarborEnv:
             )
         from harbor_trl.rollout import Rollout, first_instruction, preflight
 
-        if self._environment_type not in _preflighted:
+        backend = (self._environment_type, repr(self._options.environment_kwargs))
+        if backend not in _preflighted:
             preflight(self._environment_type, self._options.environment_kwargs)
-            _preflighted.add(self._environment_type)
+            _preflighted.add(backend)
         previous = self._current
         if previous is not None:
             previous.abandon()
@@ -242,7 +243,8 @@ class HarborEnv:
 
     def __del__(self) -> None:
         rollout = getattr(self, "_rollout", None)
-        if rollout is not None and rollout.engine.pid == os.getpid():
+        # At the end of the interpreter the engine has stopped all sandboxes, and parts of asyncio are gone.
+        if rollout is not None and not sys.is_finalizing() and rollout.engine.pid == os.getpid():
             rollout.abandon()
 
 

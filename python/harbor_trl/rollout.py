@@ -135,7 +135,7 @@ setting_up: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("set
 _live: weakref.WeakValueDictionary[str, Rollout] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 _told_kinds: set[FailureKind] = set()
-_scalar_tasks: set[Path] = set()
+_scalar_tasks: set[tuple[Path, str | None]] = set()
 
 
 def _leave_parents_files() -> None:
@@ -567,13 +567,16 @@ class Rollout:
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
         if key in details:
-            _scalar_tasks.add(self.task_dir)
+            _scalar_tasks.add((self.task_dir, self.options.reward_key))
             return Outcome(details[key], details)
         message = (
             f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one "
             "with HarborSpec(..., reward_key=...)."
         )
-        if self.task_dir in _scalar_tasks:  # then a policy wrote this file: no reason to end the run
+        if (
+            self.task_dir,
+            self.options.reward_key,
+        ) in _scalar_tasks:  # then a policy wrote this file: no reason to end the run
             return Outcome(0.0, details, Failure(FailureKind.REWARD_INVALID, message))
         return Outcome(None, details, Failure(FailureKind.REWARD_INVALID, message), RewardKeyError(message))
 
@@ -697,7 +700,14 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
 
     Raises:
         SandboxUnavailableError: It cannot; says why and what to do.
+        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore.
     """
+    if unknown := sorted(set(environment_kwargs) - set(EnvironmentConfig.model_fields)):
+        raise ValueError(
+            f"environment_kwargs has {', '.join(map(repr, unknown))}, which Harbor's EnvironmentConfig does not know "
+            f"({', '.join(EnvironmentConfig.model_fields)}). Options of the backend itself go into its 'kwargs': "
+            f"environment_kwargs={{'kwargs': {{{unknown[0]!r}: ...}}}}."
+        )
     from harbor.environments.factory import EnvironmentFactory
 
     from harbor_trl.errors import SandboxUnavailableError

@@ -201,7 +201,7 @@ class HarborSpec:
         suite, _ = self._suite
         return SuiteError(
             f"{suite.root}: {prefix}{len(broken)} of {_count(len(suite), 'task')} cannot be used "
-            f"(on_invalid='skip' leaves them out):\n{listed(broken)}"
+            f"(on_invalid='skip' leaves them out; harbor-trl check finds all that is wrong):\n{listed(broken)}"
         )
 
     def _refuse_unusable(self) -> None:

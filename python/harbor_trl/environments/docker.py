@@ -192,6 +192,10 @@ class FastDockerEnvironment(DockerEnvironment):
         elif command[0] == "down":
             if not self._was_up and not await self._has_containers():
                 return ExecResult(return_code=0)
+            if self._is_plain and "--rmi" in command:
+                # Compose knows the image by a label of its first trial, whatever its tag: the next rollouts need it.
+                at = command.index("--rmi")
+                command = [*command[:at], *command[at + 2 :]]
             # For services that ignore SIGTERM.
             command = ["down", "--timeout", "1", *command[1:]]
         return await super()._run_docker_compose_command(command, *args, **kwargs)
