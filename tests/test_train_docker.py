@@ -19,7 +19,7 @@ pytestmark = pytest.mark.docker
 def test_rewards_of_a_scripted_policy_and_a_masked_task(tmp_path):
     suite = tmp_path / "suite"
     make_task(suite / "write-17", test=WRITES[17], instruction="Write 17.\n")
-    make_task(suite / "no-such-image", dockerfile="FROM scratch\nCOPY missing /\n", instruction="Write 42.\n")
+    make_task(suite / "does-not-build", dockerfile="FROM debian:bookworm-slim\nRUN exit 1\n", instruction="Write 42.\n")
     spec = HarborSpec(suite, environment_type="docker", trials_dir=tmp_path / "trials")
 
     def script(prompt, generation):
