@@ -648,12 +648,12 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path, number: signal.Signals,
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == b"up\n"
         assert len(host_processes(f"sleep 5550{mark}")) == 3
-        launchers = [pid for pid in host_processes("_launcher.py") if f" {trainer.pid} " in command_line(pid)]
+        launchers = [pid for pid in host_processes(_sandbox.LAUNCHER_NAME) if parent(pid) == trainer.pid]
         assert len(launchers) == 1
         trainer.send_signal(number)
         trainer.wait()
         eventually(lambda: host_processes(f"sleep 5550{mark}") == [])
-        eventually(lambda: f" {trainer.pid} " not in command_line(launchers[0]))
+        eventually(lambda: launchers[0] not in host_processes(_sandbox.LAUNCHER_NAME))
         assert list(temporary.iterdir()) == []
     finally:
         # The fork that was left on purpose.
@@ -662,11 +662,8 @@ def test_a_killed_trainer_leaves_nothing(tmp_path: Path, number: signal.Signals,
         trainer.wait()
 
 
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() + " "
-    except OSError:
-        return ""
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_killed_launcher_ends_its_sandboxes_and_the_next_start_works(tmp_path: Path) -> None:

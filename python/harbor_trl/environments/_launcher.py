@@ -1,29 +1,37 @@
-"""Starts bubblewrap sandboxes for one trainer process; a program of its own, run as `python -I -S _launcher.py FD`.
+"""Starts bubblewrap sandboxes for one trainer process; a program of its own, which gets the number of its socket.
 
 It is a separate, small, single-threaded process for three reasons: forking it is cheap and safe, which forking a
 trainer is not; it can do the set-up that needs a privilege which the trainer should not take on; and when the trainer
 dies, it and every sandbox die with it.
 
 Each request is one datagram (a marshalled dict) on a Unix socket, with file descriptors attached. The forked child of a
-request makes a user namespace, mounts one size-limited tmpfs that holds everything the sandbox may write, and becomes
-`bwrap`, which starts `_supervisor.py` as PID 1. No file is left on the host: the tmpfs goes when the last process goes.
+request, the keeper, makes a user namespace and mounts one size-limited tmpfs that holds everything the sandbox may
+write. Its own child is PID 1 of a new process namespace: it has `bwrap` make the other namespaces and all mounts, joins
+them, drops what bwrap would drop, and goes on as `_supervisor.py`. As a fork it saves the start of an interpreter, which
+would be half of the sandbox's. No file is left on the host: the tmpfs goes when the last process goes.
 """
 
 from __future__ import annotations
 
 import _signal
 import _socket
+import _thread  # noqa: F401 - for the supervisor
 import ctypes
+import errno
 import fcntl
 import marshal
 import os
 import resource
 import select
 import sys
-from typing import Any, NoReturn
+import time  # noqa: F401 - for the supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
 
@@ -58,19 +66,14 @@ OWN_DIRECTORIES = (
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-CAPABILITIES = (
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-)
+#: What a sandbox's root may do, by number in <linux/capability.h>: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
+#: SETUID, NET_BIND_SERVICE, SYS_CHROOT.
+CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 10, 18)
+CAPABILITY_VERSION_3 = 0x20080522
+#: Descriptors of the keeper, and all but the last two of PID 1; 0 and 1 are /dev/null.
+ERRORS, CONTROL, ASK, ANSWER = 2, 3, 4, 5
 
-BOOTSTRAP = "import marshal;f=open(4,'rb');c=marshal.load(f);f.close();exec(c)"
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 
 
 class StageError(Exception):
@@ -256,27 +259,58 @@ def build_tree(root: str, files: dict[str, bytes], links: dict[str, str]) -> Non
         os.symlink(target, root + path)
 
 
-def become_sandbox(
-    request: dict[str, Any], setup: dict[str, Any], control: int, errors: int, code: int, ask: int, answer: int
-) -> NoReturn:
-    """In the forked child: set everything up and become bwrap. Does not return."""
+def keep_sandbox(request: dict[str, Any], setup: dict[str, Any], launcher: int) -> None:
+    """In the forked child: make a sandbox and stay until the last of its processes is gone. PID 1 never returns."""
     package = os.path.dirname(os.path.dirname(setup["bwrap"]))
     paths = [package, package + ".libs", *setup["prefixes"]]
     if not os.path.isdir(paths[1]):
         paths[1] = package + "/_bin"
     size = f"size={request['storage_bytes']},nr_inodes={request['inodes']},mode=0755"
-    enter(request["first_id"], ask, answer, paths, size)
+    enter(request["first_id"], ASK, ANSWER, paths, size)
+    os.closerange(ASK, ANSWER + 1)
     os.umask(0o022)
     root = f"{LAYER}/root"
     os.mkdir(root, 0o755)
     build_tree(root, {**setup["files"], **request["files"]}, setup["links"])
+    bwrap = f"{BWRAP}/{os.path.basename(package)}/_bin/bwrap"
+    arguments = bwrap_arguments(request, setup, root)
 
+    for limit, value in request["limits"].items():
+        kind = getattr(resource, limit)
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    # What the trainer keeps in its session keyring would come along otherwise.
+    if os.uname().machine in KEYCTL:
+        LIBC.syscall(KEYCTL[os.uname().machine], KEYCTL_JOIN_SESSION_KEYRING, None)
+    for number in (_signal.SIGCHLD, _signal.SIGPIPE, _signal.SIGINT):
+        _signal.signal(number, _signal.SIG_DFL)
+    # After the last change of ids, which would undo it.
+    LIBC.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:
+        return
+    try:
+        os.unshare(os.CLONE_NEWPID)
+        pid = os.fork()
+    except OSError as error:
+        raise StageError("process namespace", error) from error
+    if pid == 0:
+        LIBC.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        os.setsid()
+        enter_sandbox(bwrap, arguments, request["network"])
+        # Nothing may be imported any more: the files that it would come from are the sandbox's now.
+        sys.meta_path.clear()
+        exec(setup["code"], {"__name__": "supervisor", "__builtins__": __builtins__})
+        os._exit(1)
+    # The other one stays open: its end says that everything in the sandbox is gone.
+    os.close(CONTROL)
+    os.waitpid(pid, 0)
+
+
+def bwrap_arguments(request: dict[str, Any], setup: dict[str, Any], root: str) -> list[str]:
     arguments = [
         "bwrap",
-        "--as-pid-1",
-        "--die-with-parent",
-        "--new-session",
-        "--unshare-pid",
         "--unshare-ipc",
         "--unshare-uts",
         "--unshare-cgroup-try",
@@ -306,48 +340,71 @@ def become_sandbox(
         arguments += ["--ro-bind", f"{BASE}/{index}", path]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     arguments += ["--perms", "1777", "--size", str(request["shm_bytes"]), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    arguments += ["--cap-drop", "ALL"]
-    for name in CAPABILITIES:
-        arguments += ["--cap-add", name]
-    arguments += ["--chdir", "/", "--", setup["python"], "-I", "-S", "-c", BOOTSTRAP]
+    # What runs in there holds the namespaces until they are joined, and has said by its output that they are complete.
+    return [*arguments, "--cap-drop", "ALL", "--chdir", "/", "--", "/usr/bin/cat"]
 
-    for limit, value in request["limits"].items():
-        kind = getattr(resource, limit)
-        hard = resource.getrlimit(kind)[1]
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        resource.setrlimit(kind, (value, value))
-    null = os.open("/dev/null", os.O_RDWR)
-    # Out of the way first: a source may have a number that is a target.
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in (null, null, errors, control, code)]
-    for number, descriptor in enumerate(high):
-        os.dup2(descriptor, number)
-    os.closerange(5, 1024)
-    # What the trainer keeps in its session keyring would come along otherwise.
-    if os.uname().machine in KEYCTL:
-        LIBC.syscall(KEYCTL[os.uname().machine], KEYCTL_JOIN_SESSION_KEYRING, None)
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+def enter_sandbox(bwrap: str, arguments: list[str], network: bool) -> None:
+    """In PID 1 of the new process namespace: have the namespaces and mounts made, join them, give up all privilege."""
     try:
-        os.execve(f"{BWRAP}/{os.path.basename(package)}/_bin/bwrap", arguments, {})
+        # bwrap binds the /proc that it finds where it makes no process namespace of its own.
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     except OSError as error:
-        raise StageError("bwrap", error) from error
+        raise StageError("proc", error) from error
+    their_input, our_output = os.pipe()
+    our_input, their_output = os.pipe()
+    os.write(our_output, b"+")
+    if os.fork() == 0:
+        try:
+            os.dup2(their_input, 0)
+            os.dup2(their_output, 1)
+            os.closerange(3, 1024)
+            os.execve(bwrap, arguments, {})
+        except OSError as error:
+            os.write(ERRORS, f"{bwrap}: {error.strerror}".encode())
+        os._exit(1)
+    os.close(their_input)
+    os.close(their_output)
+    if os.read(our_input, 1) != b"+":
+        # bwrap has said why.
+        os._exit(1)
+    try:
+        # Only bwrap and its child have been started in here: they are 2 and 3.
+        child = os.pidfd_open(3)
+        flags = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | (0 if network else os.CLONE_NEWNET)
+        try:
+            os.setns(child, flags | os.CLONE_NEWCGROUP)
+        except OSError:
+            os.setns(child, flags)
+        os.kill(-1, _signal.SIGKILL)
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        os.closerange(CONTROL + 1, 1024)
+    except OSError as error:
+        raise StageError("join", error) from error
+    give_up_privileges()
 
 
-def memory_file(data: bytes) -> int:
-    descriptor = os.memfd_create("harbor-trl")
-    os.write(descriptor, data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
+def give_up_privileges() -> None:
+    """Keep CAPABILITIES, for good; without ids of its own, nothing that is started can have more."""
+    bits = sum(1 << number for number in CAPABILITIES)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    # Effective, permitted and inheritable, of the first and the second 32.
+    sets = (ctypes.c_uint32 * 6)(bits, bits, bits, 0, 0, 0)
+    dropped = all(
+        LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0 or ctypes.get_errno() == errno.EINVAL
+        for number in range(64)
+        if number not in CAPABILITIES
+    )
+    if not dropped or LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or LIBC.capset(header, sets):
+        code = ctypes.get_errno()
+        raise StageError("capabilities", OSError(code, os.strerror(code)))
 
 
-def serve(channel: _socket.socket, trainer: int) -> None:
-    size = 4096
-    with open(receive(channel, size)[1][0], "rb") as file:
-        setup = marshal.load(file)
+def serve(channel: _socket.socket, trainer: int, setup: dict[str, Any]) -> None:
     with open(setup["supervisor"], "rb") as file:
-        code = marshal.dumps(compile(file.read(), "<supervisor>", "exec", dont_inherit=True, optimize=2))
+        setup["code"] = compile(file.read(), "<supervisor>", "exec", dont_inherit=True, optimize=2)
     next_range = int.from_bytes(os.urandom(2), "little") % RANGES
     # Root of a container may lack what mapping a range of ids needs; then it is as good as an ordinary user.
     many_users = os.getuid() == 0 and not probe(FIRST_ID + next_range * ID_RANGE)["stage"]
@@ -364,13 +421,13 @@ def serve(channel: _socket.socket, trainer: int) -> None:
         ready = dict(poll.poll())
         if trainer in ready or ready.get(channel.fileno(), 0) & ~select.POLLIN:
             return
-        data, descriptors = receive(channel, size)
+        data, descriptors = receive(channel)
         if not data:
             return
         try:
             next_range = (next_range + 1) % RANGES
             first_id = FIRST_ID + next_range * ID_RANGE if many_users else None
-            start_sandbox(setup, first_id, memory_file(code), *descriptors)
+            start_sandbox(setup, first_id, *descriptors)
         except Exception as error:
             # One sandbox that cannot be started must not take the others along.
             if len(descriptors) > 1:
@@ -379,30 +436,39 @@ def serve(channel: _socket.socket, trainer: int) -> None:
             os.close(descriptor)
 
 
-def start_sandbox(
-    setup: dict[str, Any], first_id: int | None, code: int, request_file: int, control: int, errors: int
-) -> None:
-    try:
-        with open(request_file, "rb", closefd=False) as file:
-            request = {**marshal.load(file), "first_id": first_id}
-        pid, ask, answer = fork_mapped(first_id)
-        if pid == 0:
+def start_sandbox(setup: dict[str, Any], first_id: int | None, request_file: int, control: int, errors: int) -> None:
+    with open(request_file, "rb", closefd=False) as content:
+        request = {**marshal.load(content), "first_id": first_id}
+    launcher = os.getpid()
+    pid, ask, answer = fork_mapped(first_id)
+    if pid == 0:
+        try:
+            null = os.open("/dev/null", os.O_RDWR)
+            # Out of the way first: a source may have a number that is a target.
+            sources = (null, null, errors, control, ask, answer)
+            high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in sources]
+            for number, descriptor in enumerate(high):
+                os.dup2(descriptor, number)
+            os.closerange(len(high), 1024)
+            os.setsid()
+            # The kernel's own out-of-memory killer should take a sandbox before it takes the trainer.
             try:
-                os.setsid()
-                os.write(control, b"pid %d" % os.getpid())
-                become_sandbox(request, setup, control, errors, code, ask, answer)
-            except StageError as error:
-                os.write(control, f"error {error.errno} {error.stage}".encode())
-            except BaseException as error:
-                os.write(control, f"error {getattr(error, 'errno', 0) or 0} set-up: {error!r}".encode())
-            finally:
-                os._exit(1)
-    finally:
-        os.close(code)
+                with open("/proc/self/oom_score_adj", "w") as file:
+                    file.write("900")
+            except OSError:
+                pass
+            os.write(CONTROL, b"pid %d" % os.getpid())
+            keep_sandbox(request, setup, launcher)
+        except StageError as error:
+            os.write(CONTROL, f"error {error.errno} {error.stage}".encode())
+        except BaseException as error:
+            os.write(CONTROL, f"error {getattr(error, 'errno', 0) or 0} set-up: {error!r}".encode())
+        finally:
+            os._exit(1)
 
 
-def receive(channel: _socket.socket, size: int) -> tuple[bytes, list[int]]:
-    data, ancillary, _, _ = channel.recvmsg(size, _socket.CMSG_SPACE(4 * 8))
+def receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = channel.recvmsg(4096, _socket.CMSG_SPACE(4 * 8))
     descriptors: list[int] = []
     for level, kind, content in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
@@ -411,16 +477,16 @@ def receive(channel: _socket.socket, size: int) -> tuple[bytes, list[int]]:
 
 
 def main() -> None:
-    channel = _socket.socket(fileno=int(sys.argv[1]))
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
-    parent = int(sys.argv[2])
+    channel = _socket.socket(fileno=int(sys.argv[2]))
+    with open(receive(channel)[1][0], "rb") as file:
+        setup = marshal.load(file)
     try:
-        trainer = os.pidfd_open(parent)
+        trainer = os.pidfd_open(setup["trainer"])
     except ProcessLookupError:
         return
-    if os.getppid() != parent:
-        return
-    serve(channel, trainer)
+    if os.getppid() == setup["trainer"]:
+        serve(channel, trainer, setup)
 
 
 main()

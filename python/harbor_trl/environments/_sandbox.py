@@ -23,6 +23,8 @@ from harbor_trl.environments.dockerfile_subset import DEFAULT_PATH
 from harbor_trl.errors import SandboxUnavailableError
 from harbor_trl.execution import BoundedOutput
 
+#: In the launcher's command line, and so in that of each sandbox's PID 1.
+LAUNCHER_NAME = "harbor-trl-sandbox"
 _HERE = Path(__file__).parent
 _MB = 1024 * 1024
 
@@ -162,8 +164,8 @@ class Launcher:
             usr_links["/usr/bin/python3"] = self.python
             links["/opt/python/bin/python3"] = self.python
         setup = {
+            "trainer": os.getpid(),
             "bwrap": bwrap,
-            "python": self.python,
             "prefixes": prefixes,
             "supervisor": str(_HERE / "_supervisor.py"),
             "files": _base_files(),
@@ -174,14 +176,16 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         with theirs:
-            self._process = subprocess.Popen(
-                [self.python, "-I", "-S", str(_HERE / "_launcher.py"), str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                env={},
-                cwd="/",
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            # As its standard input, not by its path: what a sandbox's PID 1 was started with can be read inside.
+            with open(_HERE / "_launcher.py", "rb") as program:
+                self._process = subprocess.Popen(
+                    [self.python, "-I", "-S", "-", LAUNCHER_NAME, str(theirs.fileno())],
+                    stdin=program,
+                    env={},
+                    cwd="/",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         with _memory_file(setup) as boot:
             socket.send_fds(ours, [b"boot"], [boot.fileno()])
         ours.settimeout(30)

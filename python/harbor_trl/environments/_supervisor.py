@@ -1,6 +1,6 @@
 """PID 1 of a bubblewrap sandbox: starts commands, moves files, reaps, counts memory, ends everything at its own end.
 
-It is compiled once by `_launcher.py` and run from there, so it imports little: each import is paid for per sandbox.
+It is compiled once by `_launcher.py`, which forks it, and imports only what is imported there.
 
 Being PID 1 of its process namespace is what protects it: the kernel drops every signal, SIGKILL too, that a process
 inside sends to it, and its memory is closed to ptrace because it is not dumpable and nothing inside holds
@@ -895,12 +895,6 @@ def main() -> None:
     os.set_inheritable(3, False)
     for number_ in (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGHUP, _signal.SIGTERM):
         _signal.signal(number_, _signal.SIG_IGN)
-    try:
-        # The kernel's own out-of-memory killer should take a sandbox before it takes the trainer.
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("900")
-    except OSError:
-        pass
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
