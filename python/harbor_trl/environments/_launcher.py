@@ -7,8 +7,8 @@ dies, it and every sandbox die with it.
 Each request is one datagram (a marshalled dict) on a Unix socket, with file descriptors attached. The forked child of a
 request, the keeper, makes a user namespace and mounts one size-limited tmpfs that holds everything the sandbox may
 write. Its own child is PID 1 of a new process namespace: it has `bwrap` make the other namespaces and all mounts, joins
-them, drops what bwrap would drop, and goes on as `_supervisor.py`. As a fork it saves the start of an interpreter, which
-would be half of the sandbox's. No file is left on the host: the tmpfs goes when the last process goes.
+them, drops what bwrap would drop, and goes on as `_supervisor.py`. As a fork it saves the start of an interpreter,
+which would be half of the sandbox's. No file is left on the host: the tmpfs goes when the last process goes.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def keep_sandbox(request: dict[str, Any], setup: dict[str, Any], launcher: int) 
         enter_sandbox(bwrap, arguments, request["network"])
         # Nothing may be imported any more: the files that it would come from are the sandbox's now.
         sys.meta_path.clear()
-        exec(setup["code"], {"__name__": "supervisor", "__builtins__": __builtins__})
+        exec(setup["supervisor"], {"__name__": "supervisor", "__builtins__": __builtins__})
         os._exit(1)
     # The other one stays open: its end says that everything in the sandbox is gone.
     os.close(CONTROL)
@@ -403,8 +403,6 @@ def give_up_privileges() -> None:
 
 
 def serve(channel: _socket.socket, trainer: int, setup: dict[str, Any]) -> None:
-    with open(setup["supervisor"], "rb") as file:
-        setup["code"] = compile(file.read(), "<supervisor>", "exec", dont_inherit=True, optimize=2)
     next_range = int.from_bytes(os.urandom(2), "little") % RANGES
     # Root of a container may lack what mapping a range of ids needs; then it is as good as an ordinary user.
     many_users = os.getuid() == 0 and not probe(FIRST_ID + next_range * ID_RANGE)["stage"]

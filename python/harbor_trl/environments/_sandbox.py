@@ -17,6 +17,7 @@ import termios
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any, BinaryIO
 
 from harbor_trl.environments.dockerfile_subset import DEFAULT_PATH
@@ -25,7 +26,7 @@ from harbor_trl.execution import BoundedOutput
 
 #: In the launcher's command line, and so in that of each sandbox's PID 1.
 LAUNCHER_NAME = "harbor-trl-sandbox"
-_HERE = Path(__file__).parent
+_BOOTSTRAP = "import marshal; exec(marshal.load(open(0, 'rb')))"
 _MB = 1024 * 1024
 
 BASE_USERS = {
@@ -140,6 +141,12 @@ def _base_files() -> dict[str, bytes]:
     return {**shared, **{path: text.encode() for path, text in files.items()}}
 
 
+def _compiled(name: str) -> CodeType:
+    # Not in the launcher: what compiling leaves in its memory would be copied at each fork.
+    source = Path(__file__).with_name(name).read_bytes()
+    return compile(source, f"<{name}>", "exec", dont_inherit=True, optimize=2)
+
+
 # --- the launcher process ---------------------------------------------------------------------------------------------
 
 
@@ -167,7 +174,7 @@ class Launcher:
             "trainer": os.getpid(),
             "bwrap": bwrap,
             "prefixes": prefixes,
-            "supervisor": str(_HERE / "_supervisor.py"),
+            "supervisor": _compiled("_supervisor.py"),
             "files": _base_files(),
             "links": links,
             "usr_links": usr_links,
@@ -175,17 +182,16 @@ class Launcher:
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        with theirs:
-            # As its standard input, not by its path: what a sandbox's PID 1 was started with can be read inside.
-            with open(_HERE / "_launcher.py", "rb") as program:
-                self._process = subprocess.Popen(
-                    [self.python, "-I", "-S", "-", LAUNCHER_NAME, str(theirs.fileno())],
-                    stdin=program,
-                    env={},
-                    cwd="/",
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+        # As its standard input, not by its path: what a sandbox's PID 1 was started with can be read inside.
+        with theirs, _memory_file(_compiled("_launcher.py")) as program:
+            self._process = subprocess.Popen(
+                [self.python, "-I", "-S", "-c", _BOOTSTRAP, LAUNCHER_NAME, str(theirs.fileno())],
+                stdin=program,
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         with _memory_file(setup) as boot:
             socket.send_fds(ours, [b"boot"], [boot.fileno()])
         ours.settimeout(30)

@@ -1,6 +1,6 @@
 """PID 1 of a bubblewrap sandbox: starts commands, moves files, reaps, counts memory, ends everything at its own end.
 
-It is compiled once by `_launcher.py`, which forks it, and imports only what is imported there.
+It runs in a fork of `_launcher.py` and imports only what is imported there.
 
 Being PID 1 of its process namespace is what protects it: the kernel drops every signal, SIGKILL too, that a process
 inside sends to it, and its memory is closed to ptrace because it is not dumpable and nothing inside holds
