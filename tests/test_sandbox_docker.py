@@ -16,7 +16,8 @@ from harbor_trl.environments import docker as fast
 from harbor_trl.environments import environment_for
 from harbor_trl.environments.docker import FastDockerEnvironment, context_digest
 from harbor_trl.errors import SandboxUnavailableError
-from sandbox_support import make_environment, own_images, require, run_trial, running, write_task
+from harbor_trl.execution import run_command
+from sandbox_support import Live, make_environment, own_images, require, run_trial, running, write_task
 
 # --- choosing a backend (no engine needed) ----------------------------------------------------------------------------
 
@@ -99,14 +100,91 @@ def test_images_can_be_removed_all_at_once(engine: None, tmp_path: Path) -> None
 
 
 @pytest.mark.docker
-def test_pid_1_is_an_init_unless_told_or_the_task_says_so(engine: None, tmp_path: Path) -> None:
+def test_pid_1_is_ours_unless_told_or_the_task_says_so(engine: None, tmp_path: Path) -> None:
     with running(make_environment("docker", tmp_path / "1")) as live:
-        assert "docker-init" in live.output(PID_1)
+        assert "trap" in live.output(PID_1)
     with running(make_environment("docker", tmp_path / "2", options={"init": False})) as live:
         assert live.output(PID_1) == "sh -c sleep infinity "
-    compose = {"docker-compose.yaml": "services:\n  main:\n    init: false\n"}
+    compose = {"docker-compose.yaml": "services:\n  main:\n    command: [sleep, '999']\n"}
     with running(make_environment("docker", tmp_path / "3", files=compose)) as live:
-        assert live.output(PID_1) == "sh -c sleep infinity "
+        assert live.output(PID_1) == "sleep 999 "
+
+
+@pytest.fixture(scope="module", params=["debian:bookworm-slim", "harbor-trl-busybox:latest"])
+def live(request: pytest.FixtureRequest, engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    if subprocess.run(["docker", "image", "inspect", request.param], capture_output=True).returncode:
+        pytest.skip(f"no image {request.param}")
+    directory = tmp_path_factory.mktemp("images")
+    with running(make_environment("docker", directory, dockerfile=f"FROM {request.param}\nWORKDIR /work\n")) as started:
+        yield started
+
+
+@pytest.mark.docker
+def test_commands_run_in_bash_or_else_in_sh(live: Live) -> None:
+    has_bash = live.exec("command -v bash").return_code == 0
+    assert live.output("echo $0; pwd; exit 0") == ("bash\n/work" if has_bash else "sh\n/work")
+    assert live.exec("exit 7").return_code == 7
+    assert live.exec("no-such-command").return_code == 127
+    assert live.output("echo $X; id -u", env={"X": "y z"}, cwd="/tmp", user="root") == "y z\n0"
+
+
+@pytest.mark.docker
+def test_kill_9_1_leaves_the_sandbox_alive_and_without_zombies(live: Live) -> None:
+    assert live.exec("kill -9 -1").return_code in (0, 137)
+    live.output("(sleep 0.1 &) ; sleep 0.5")
+    assert "Z" not in live.output("cat /proc/[0-9]*/stat | cut -d' ' -f3")
+
+
+@pytest.mark.docker
+def test_bounded_commands_work_in_each_image(live: Live) -> None:
+    result = live.wait(run_command(live.environment, "echo out; echo err >&2; exit 3"))
+    assert sorted(result.text.split("\n")) == ["(rc=3)", "err", "out"]
+    assert live.wait(run_command(live.environment, "sleep 60", timeout_sec=1)).timed_out
+
+
+@pytest.mark.docker
+def test_what_comes_out_of_a_sandbox_stays_in_its_directory(live: Live, tmp_path: Path) -> None:
+    live.output(
+        "mkdir -p /out/d && cd /out && echo a >d/f && ln d/f hard && ln -s d/f in && ln -s /etc/passwd abs && "
+        "ln -s ../.. up && mkfifo pipe && chmod 750 d/f"
+    )
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "d").symlink_to(tmp_path)
+    live.wait(live.environment.download_dir("/out", target))
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*")) == ["d", "d/f", "hard", "in"]
+    assert (target / "in").read_text() == (target / "hard").read_text() == "a\n"
+    assert (target / "d" / "f").stat().st_mode & 0o777 == 0o750
+    live.wait(live.environment.download_file("/out/in", tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "a\n"
+    with pytest.raises(RuntimeError, match="/out/nothing"):
+        live.wait(live.environment.download_file("/out/nothing", tmp_path / "nothing"))
+
+
+@pytest.mark.docker
+def test_what_is_copied_out_is_bounded_in_all(live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_MAX_FILE_BYTES", 1 << 20)
+    live.output("mkdir -p /many && cd /many && for i in 1 2 3 4; do head -c 300000 /dev/zero >$i; done")
+    with pytest.raises(RuntimeError, match="more than 1048576 bytes"):
+        live.wait(live.environment.download_dir("/many", tmp_path / "out"))
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 1 << 20
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(("delay", "runs"), [("", False), ("sleep 0.4;", False), ("", True)])
+def test_a_container_that_ends_at_its_start_is_an_error(engine: None, tmp_path: Path, delay: str, runs: bool) -> None:
+    script = f"{delay} echo no config found >&2\n" + ('exec "$@"' if runs else "exit 5")
+    dockerfile = 'FROM debian:bookworm-slim\nCOPY start.sh /\nENTRYPOINT ["sh", "/start.sh"]\n'
+    environment = make_environment("docker", tmp_path, dockerfile=dockerfile, files={"start.sh": script})
+    if runs:
+        with running(environment) as live:
+            live.output("true")
+        return
+    with (
+        pytest.raises(SandboxUnavailableError, match=r"(?s)ended by itself.*exit code 5.*ENTRYPOINT.*no config found"),
+        running(environment),
+    ):
+        pass
 
 
 @pytest.mark.docker
@@ -201,25 +279,11 @@ def test_stale_containers_of_the_same_name_are_replaced(engine: None, tmp_path: 
 
 
 @pytest.mark.docker
-def test_a_sparse_file_does_not_fill_the_disk_of_the_trainer(engine: None, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(fast, "_MAX_FILE_BYTES", 1 << 20)
-    fast._runtime.cache_clear()
-    try:
-        environment = make_environment("docker", tmp_path / "task")
-
-        async def scenario() -> None:
-            await environment.start(force_build=False)
-            try:
-                await environment.exec("mkdir -p /logs/x && truncate -s 8G /logs/x/file")
-                with pytest.raises(RuntimeError):
-                    await environment.download_dir("/logs/x", tmp_path / "out")
-            finally:
-                await environment.stop(delete=True)
-
-        asyncio.run(scenario())
-    finally:
-        fast._runtime.cache_clear()
-    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 1 << 20
+def test_a_sparse_file_does_not_fill_the_disk_of_the_trainer(live: Live, tmp_path: Path) -> None:
+    live.output("mkdir -p /sparse && dd if=/dev/zero of=/sparse/file bs=1 count=0 seek=8589934592")
+    with pytest.raises(RuntimeError, match="more than"):
+        live.wait(live.environment.download_dir("/sparse", tmp_path / "out"))
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.docker

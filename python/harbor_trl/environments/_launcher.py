@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000, 0x80000
+MNT_DETACH = 2
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
 
-#: Covered by a tmpfs in the mount namespace of a sandbox's set-up, never on the host itself.
-BASE = "/tmp"
-LAYER, BWRAP = f"{BASE}/layer", f"{BASE}/bwrap"
+#: In the small root: the tmpfs of all that a sandbox may write, bwrap's package, Python's directories by number.
+LAYER, BWRAP, PREFIXES = "/layer", "/bwrap", "/prefixes"
 
 #: Ids of a sandbox when the trainer is root: a range of its own, far from those that /etc/subuid hands out by default.
 FIRST_ID, ID_RANGE, RANGES = 0x6000_0000, 0x1_0000, 0x1F00
@@ -94,10 +95,10 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
         raise OSError(code, f"mount {target}: {os.strerror(code)}")
 
 
-def private_mounts() -> None:
+def private_mounts(propagation: int = MS_PRIVATE) -> None:
     try:
         os.unshare(os.CLONE_NEWNS)
-        mount("none", "/", None, MS_REC | MS_PRIVATE, None)
+        mount("none", "/", None, MS_REC | propagation, None)
     except OSError as error:
         raise StageError("mount namespace", error) from error
 
@@ -135,35 +136,51 @@ def become_root(first_id: int | None, ask: int, answer: int) -> None:
         pass
 
 
-def bind_aside(paths: list[str]) -> None:
-    """Cover BASE, in this mount namespace only, with a small tmpfs, and bind each of `paths` to a number in it."""
+def enter_small_root(setup: dict[str, Any]) -> None:
+    """Leave the host's mounts behind, but for those that sandboxes are made of.
+
+    There may be hundreds of them, and the kernel copies all for each mount namespace, and bwrap reads the list of all
+    of them several times.
+    """
+    package = os.path.dirname(os.path.dirname(setup["bwrap"]))
+    binds = {path: path for path in ("/usr", "/dev", "/proc", *setup["read_only"]) if os.path.exists(path)}
+    binds[package] = f"{BWRAP}/{os.path.basename(package)}"
+    if os.path.isdir(f"{package}.libs"):
+        binds[f"{package}.libs"] = f"{BWRAP}/{os.path.basename(package)}.libs"
+    for index, path in enumerate(setup["prefixes"]):
+        binds[path] = f"{PREFIXES}/{index}"
     try:
-        # Opened first: a path may lie below BASE.
-        descriptors = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths]
-        mount("tmpfs", BASE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
-        os.mkdir(LAYER, 0o755)
-        os.mkdir(BWRAP, 0o755)
-        for index, (path, descriptor) in enumerate(zip(paths, descriptors, strict=True)):
-            aside = f"{BWRAP}/{os.path.basename(path)}" if index < 2 else f"{BASE}/{index}"
-            os.mkdir(aside)
-            mount(f"/proc/self/fd/{descriptor}", aside, None, MS_BIND | MS_REC, None)
+        # Opened first: a path may lie below /tmp.
+        descriptors = [os.open(path, os.O_PATH) for path in binds]
+        mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
+        os.chdir("/tmp")
+        for path in (LAYER, "/tmp"):
+            os.mkdir(path[1:], 0o755)
+        for path, target in setup["links"].items():
+            if path.count("/") == 1:
+                os.symlink(target, path[1:])
+        for descriptor, target in zip(descriptors, binds.values(), strict=True):
+            if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+                os.makedirs(target[1:], exist_ok=True)
+            else:
+                write_file(target[1:], b"")
+            mount(f"/proc/self/fd/{descriptor}", target[1:], None, MS_BIND | MS_REC, None)
             os.close(descriptor)
+        if LIBC.syscall(PIVOT_ROOT.get(os.uname().machine, -1), b".", b".") or LIBC.umount2(b".", MNT_DETACH):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        os.chdir("/")
     except OSError as error:
-        raise StageError("bind", error) from error
+        raise StageError("small root", error) from error
+    setup["in_small_root"] = True
 
 
-def enter(first_id: int | None, ask: int, answer: int, paths: list[str], size: str) -> None:
-    """All namespaces but those that bwrap makes, `paths` bound aside, the sandbox's tmpfs at LAYER."""
-    if first_id is None:
-        become_root(None, ask, answer)
-        private_mounts()
-        bind_aside(paths)
-    else:
-        # While still the host's root: the paths may lie where the sandbox's ids may not even enter.
-        private_mounts()
-        bind_aside(paths)
-        become_root(first_id, ask, answer)
-        private_mounts()
+def enter(first_id: int | None, ask: int, answer: int, setup: dict[str, Any], size: str) -> None:
+    """All namespaces but those that bwrap makes, in the small root, the sandbox's tmpfs at LAYER."""
+    become_root(first_id, ask, answer)
+    private_mounts()
+    if "in_small_root" not in setup:
+        enter_small_root(setup)
     try:
         mount("tmpfs", LAYER, "tmpfs", MS_NOSUID | MS_NODEV, size)
     except OSError as error:
@@ -194,14 +211,14 @@ def fork_mapped(first_id: int | None) -> tuple[int, int, int]:
     return pid, -1, -1
 
 
-def probe(first_id: int | None) -> dict[str, Any]:
+def probe(first_id: int | None, setup: dict[str, Any]) -> dict[str, Any]:
     """Whether sandboxes can be made here: the stage that fails with its errno, and whether overlayfs works."""
     read, write = os.pipe()
     pid, ask, answer = fork_mapped(first_id)
     if pid == 0:
         result: dict[str, Any] = {"stage": "", "errno": 0, "overlay": False}
         try:
-            enter(first_id, ask, answer, [], "size=1m")
+            enter(first_id, ask, answer, setup, "size=1m")
             for name in ("upper", "work", "merged"):
                 os.mkdir(f"{LAYER}/{name}")
             try:
@@ -261,18 +278,14 @@ def build_tree(root: str, files: dict[str, bytes], links: dict[str, str]) -> Non
 
 def keep_sandbox(request: dict[str, Any], setup: dict[str, Any], launcher: int) -> None:
     """In the forked child: make a sandbox and stay until the last of its processes is gone. PID 1 never returns."""
-    package = os.path.dirname(os.path.dirname(setup["bwrap"]))
-    paths = [package, package + ".libs", *setup["prefixes"]]
-    if not os.path.isdir(paths[1]):
-        paths[1] = package + "/_bin"
     size = f"size={request['storage_bytes']},nr_inodes={request['inodes']},mode=0755"
-    enter(request["first_id"], ASK, ANSWER, paths, size)
+    enter(request["first_id"], ASK, ANSWER, setup, size)
     os.closerange(ASK, ANSWER + 1)
     os.umask(0o022)
     root = f"{LAYER}/root"
     os.mkdir(root, 0o755)
     build_tree(root, {**setup["files"], **request["files"]}, setup["links"])
-    bwrap = f"{BWRAP}/{os.path.basename(package)}/_bin/bwrap"
+    bwrap = os.path.join(BWRAP, *setup["bwrap"].split("/")[-3:])
     arguments = bwrap_arguments(request, setup, root)
 
     for limit, value in request["limits"].items():
@@ -299,8 +312,6 @@ def keep_sandbox(request: dict[str, Any], setup: dict[str, Any], launcher: int) 
         LIBC.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
         os.setsid()
         enter_sandbox(bwrap, arguments, request["network"])
-        # Nothing may be imported any more: the files that it would come from are the sandbox's now.
-        sys.meta_path.clear()
         exec(setup["supervisor"], {"__name__": "supervisor", "__builtins__": __builtins__})
         os._exit(1)
     # The other one stays open: its end says that everything in the sandbox is gone.
@@ -336,8 +347,8 @@ def bwrap_arguments(request: dict[str, Any], setup: dict[str, Any], root: str) -
         arguments += ["--ro-bind", "/usr", "/usr"]
     for path in setup["read_only"]:
         arguments += ["--ro-bind-try", path, path]
-    for index, path in enumerate(setup["prefixes"], 2):
-        arguments += ["--ro-bind", f"{BASE}/{index}", path]
+    for index, path in enumerate(setup["prefixes"]):
+        arguments += ["--ro-bind", f"{PREFIXES}/{index}", path]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     arguments += ["--perms", "1777", "--size", str(request["shm_bytes"]), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     # What runs in there holds the namespaces until they are joined, and has said by its output that they are complete.
@@ -404,9 +415,18 @@ def give_up_privileges() -> None:
 
 def serve(channel: _socket.socket, trainer: int, setup: dict[str, Any]) -> None:
     next_range = int.from_bytes(os.urandom(2), "little") % RANGES
-    # Root of a container may lack what mapping a range of ids needs; then it is as good as an ordinary user.
-    many_users = os.getuid() == 0 and not probe(FIRST_ID + next_range * ID_RANGE)["stage"]
-    result = probe(FIRST_ID + next_range * ID_RANGE if many_users else None)
+    many_users = False
+    # Root of a container may lack what this needs; then it is as good as an ordinary user.
+    if os.getuid() == 0:
+        try:
+            private_mounts(MS_SLAVE)
+        except StageError:
+            pass
+        else:
+            # Once for all sandboxes.
+            enter_small_root(setup)
+            many_users = not probe(FIRST_ID + next_range * ID_RANGE, setup)["stage"]
+    result = probe(FIRST_ID + next_range * ID_RANGE if many_users else None, setup)
     setup["overlay"] = result["overlay"]
     channel.send(marshal.dumps({**result, "many_users": many_users}))
     # The dead are collected by the kernel.
@@ -476,6 +496,8 @@ def receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
 
 def main() -> None:
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    # Nothing may be imported any more: in PID 1, the files that it would come from are the sandbox's.
+    sys.meta_path.clear()
     channel = _socket.socket(fileno=int(sys.argv[2]))
     with open(receive(channel)[1][0], "rb") as file:
         setup = marshal.load(file)
@@ -483,8 +505,12 @@ def main() -> None:
         trainer = os.pidfd_open(setup["trainer"])
     except ProcessLookupError:
         return
-    if os.getppid() == setup["trainer"]:
+    if os.getppid() != setup["trainer"]:
+        return
+    try:
         serve(channel, trainer, setup)
+    except StageError as error:
+        channel.send(marshal.dumps({"stage": error.stage, "errno": error.errno}))
 
 
 main()

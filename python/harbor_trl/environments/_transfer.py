@@ -136,40 +136,86 @@ def unpack_directory(file: BinaryIO, target: Path) -> list[str]:
         The paths of the links that were left out.
     """
     file.seek(0)
-    target.mkdir(parents=True, exist_ok=True)
     left_out: list[str] = []
-    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    parent = os.dup(root)
-    parent_names: list[bytes] = []
-    try:
+    with Unpacking(target) as unpacking:
         while (kind := _exactly(file, 1)) != b".":
             mode = int.from_bytes(_exactly(file, 4), "big")
             path = _sized(file, 1 << 16)
-            *names, name = path.split(b"/")
-            if any(one in (b"", b".", b"..") or b"\0" in one for one in (*names, name)):
-                raise TransferError(f"the transfer holds the path {path!r}")
-            if names != parent_names:
-                os.close(parent)
-                parent, parent_names = _walk(root, names), names
             if kind == b"d":
-                os.close(_enter(parent, name))
+                unpacking.directory(path)
             elif kind == b"l":
-                link = _sized(file, 1 << 16)
-                if _stays_inside(link, len(names)):
-                    _remove(parent, name)
-                    os.symlink(link, name, dir_fd=parent)
-                else:
+                if not unpacking.link(path, _sized(file, 1 << 16)):
                     left_out.append(os.fsdecode(path))
             elif kind == b"f":
-                _remove(parent, name)
-                with open(_create(name, mode, parent), "wb") as out:
+                with unpacking.file(path, mode) as out:
                     _copy_chunks(file, out)
             else:
                 raise TransferError(f"the transfer holds a record of kind {kind!r}")
-    finally:
-        os.close(parent)
-        os.close(root)
     return left_out
+
+
+class Unpacking:
+    """Makes files, directories and links below `target`, which is made if need be, and nowhere else.
+
+    No component of a path is followed when it is a link, whoever put it there.
+
+    Raises:
+        TransferError: A path is absolute or holds `..`.
+    """
+
+    def __init__(self, target: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+        self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._parent = os.dup(self._root)
+        self._parent_names: list[bytes] = []
+
+    def __enter__(self) -> Unpacking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._parent)
+        os.close(self._root)
+
+    def _names(self, path: bytes) -> list[bytes]:
+        names = path.rstrip(b"/").split(b"/")
+        if any(one in (b"", b".", b"..") or b"\0" in one for one in names):
+            raise TransferError(f"the transfer holds the path {path!r}")
+        return names
+
+    def _at(self, path: bytes) -> tuple[int, bytes]:
+        *names, name = self._names(path)
+        if names != self._parent_names:
+            parent = _walk(self._root, names)
+            os.close(self._parent)
+            self._parent, self._parent_names = parent, names
+        return self._parent, name
+
+    def directory(self, path: bytes) -> None:
+        os.close(_enter(*self._at(path)))
+
+    def file(self, path: bytes, mode: int) -> BinaryIO:
+        parent, name = self._at(path)
+        _remove(parent, name)
+        return open(_create(name, mode, parent), "wb")
+
+    def link(self, path: bytes, to: bytes) -> bool:
+        """False if it could lead out of the target: then it is not made."""
+        parent, name = self._at(path)
+        if not _stays_inside(to, len(self._parent_names)):
+            return False
+        _remove(parent, name)
+        os.symlink(to, name, dir_fd=parent)
+        return True
+
+    def hard_link(self, path: bytes, to: bytes) -> None:
+        *names, name = self._names(to)
+        directory = _walk(self._root, names)
+        try:
+            parent, own_name = self._at(path)
+            _remove(parent, own_name)
+            os.link(name, own_name, src_dir_fd=directory, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(directory)
 
 
 def _create(name: bytes, mode: int, parent: int | None) -> int:
