@@ -553,10 +553,14 @@ class Run:
                 pass
         self.kill_at = time.monotonic() + TERM_SEC
 
-    def kill(self) -> None:
+    def is_killed(self) -> None:
+        """All of it gets SIGKILL: whoever still has the output open takes time to die, and writes no more."""
         self.killed = True
         self.kill_at = FOREVER
         self.give_up_at = time.monotonic() + GIVE_UP_SEC
+
+    def kill(self) -> None:
+        self.is_killed()
         if reapers.get(self.reaper) == self.name:
             kill_below(self.reaper)
             # The command may have stopped it.
@@ -917,6 +921,8 @@ def main() -> None:
                         os.kill(-1, _signal.SIGKILL)
                     except ProcessLookupError:
                         pass
+                    for run in runs.values():
+                        run.is_killed()
                 next_count = now + (0.1 if used > boot["memory_bytes"] // 8 else 0.4)
             due = next_count
         poll = select.poll()
