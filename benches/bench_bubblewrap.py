@@ -3,7 +3,8 @@
     python benches/bench_bubblewrap.py [--trials 64] [--rounds 3]
 
 Prints Markdown tables. Each row stands beside its floor, measured in the same run: a bare `bash -c true` for a command,
-and for a trial the same Harbor trials in a backend that runs no sandbox at all.
+and for a trial or rollout the same Harbor trials in a backend that runs no sandbox at all. A rollout is what a trainer
+sees: `reset`, one tool call, the reward; its sandbox is stopped behind the next batch.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfi
 from harbor.models.trial.paths import TrialPaths
 from harbor.trial.trial import Trial
 
+from harbor_trl import HarborTerminalEnv
+from harbor_trl.engine import engine
 from harbor_trl.environments import environment_for
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
+from harbor_trl.options import RolloutOptions
+from harbor_trl.rewards import outcome_reward
 
 FILES = {
     "task.toml": 'version = "1.0"\n',
@@ -104,13 +109,42 @@ async def trials(task: Path, directory: Path, count: int, environment: dict[str,
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+def rollouts(task: Path, directory: Path, count: int) -> float:
+    """Seconds from the first `reset` of a batch to its last reward."""
+    options = RolloutOptions(trials_dir=str(directory), keep_trials="none")
+    envs = [HarborTerminalEnv("bubblewrap", options=options) for _ in range(count)]
+    start = time.perf_counter()
+    for env in envs:
+        env.reset(task_dir=str(task))
+    for env in envs:
+        env.bash("echo $(($(cat data.txt) + 1)) > /tmp/answer")
+    rewards = outcome_reward(environments=envs)
+    took = time.perf_counter() - start
+    assert rewards == [1.0] * count, rewards
+    return took
+
+
+def bench_rollouts(count: int, rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        task = write_task(Path(name))
+        rollouts(task, Path(name, "warm"), 2)
+        times = [rollouts(task, Path(name, str(number)), count) for number in range(rounds)]
+        engine().close()
+    median = statistics.median(times)
+    print(f"\n{count} rollouts at once: {median:.2f} s, {count / median:.1f} a second.")
+
+
+def write_task(top: Path) -> Path:
+    for path, text in FILES.items():
+        (top / "task" / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / "task" / path).write_text(text)
+    return top / "task"
+
+
 async def bench(count: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
-        task = top / "task"
-        for path, text in FILES.items():
-            (task / path).parent.mkdir(parents=True, exist_ok=True)
-            (task / path).write_text(text)
+        task = write_task(top)
         backends = {
             "bubblewrap": environment_for("bubblewrap"),
             "no sandbox (floor)": {"import_path": f"{__name__}:NoSandbox"},
@@ -166,6 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     asyncio.run(bench(arguments.trials, arguments.rounds))
+    bench_rollouts(arguments.trials, arguments.rounds)
 
 
 if __name__ == "__main__":

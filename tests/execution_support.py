@@ -7,8 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,6 +21,8 @@ from harbor.models.trial.paths import TrialPaths
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment, check_available
 from harbor_trl.environments.docker import FastDockerEnvironment
 from harbor_trl.errors import SandboxUnavailableError
+from sandbox_support import Live
+from sandbox_support import running as started
 
 BASE_IMAGE = "debian:bookworm-slim"
 BUSYBOX_IMAGE = "harbor-trl-busybox:latest"
@@ -93,32 +94,6 @@ class ScriptedEnvironment:
         await self.inner.upload_file(source_path, target_path)
 
 
-class ShDockerEnvironment(FastDockerEnvironment):
-    """Harbor runs every command with bash; this one with sh, for images without bash."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._platform.exec_shell_args = lambda command: ["sh", "-c", command]  # type: ignore[method-assign]
-
-
-class Live:
-    """A sandbox driven from plain test code; its loop runs in a thread of its own."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def wait[T](self, coroutine: Coroutine[Any, Any, T], timeout: float = 120) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
 def tool_directory(directory: Path, tools: Sequence[str], **shells: str) -> str:
     """A PATH that holds `tools` and, by name, `shells`."""
     directory.mkdir()
@@ -163,11 +138,10 @@ def local_environment(name: str, directory: Path, env: dict[str, str] | None = N
 
 
 def docker_environment(directory: Path, image: str, **config: Any) -> FastDockerEnvironment:
-    kind = config.pop("kind", ShDockerEnvironment if image == BUSYBOX_IMAGE else FastDockerEnvironment)
     options = config.pop("options", {})
     context = directory / "task" / "environment"
     context.mkdir(parents=True)
-    return kind(
+    return FastDockerEnvironment(
         environment_dir=context,
         environment_name="execution-test",
         session_id=f"execution-test-{uuid4().hex[:8]}__env",
@@ -212,16 +186,3 @@ def live(name: str, directory: Path) -> Iterator[Live]:
         environment = docker_environment(directory, BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE)
     with started(environment) as sandbox:
         yield sandbox
-
-
-@contextlib.contextmanager
-def started(environment: Any) -> Iterator[Live]:
-    sandbox = Live(environment)
-    try:
-        sandbox.wait(environment.start(force_build=False))
-        yield sandbox
-    finally:
-        try:
-            sandbox.wait(environment.stop(delete=True))
-        finally:
-            sandbox.close()

@@ -105,9 +105,9 @@ def make_environment(
 
 
 class Live:
-    """A started sandbox, driven from plain test code; its loop runs in a thread of its own."""
+    """A sandbox driven from plain test code; its loop runs in a thread of its own."""
 
-    def __init__(self, environment: BaseEnvironment) -> None:
+    def __init__(self, environment: Any) -> None:
         self.environment = environment
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -129,22 +129,23 @@ class Live:
         return (result.stdout or "").strip("\n")
 
     def close(self) -> None:
-        try:
-            self.wait(self.environment.stop(delete=True))
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
-            self.loop.close()
+        """End the loop; the sandbox, if it still runs, stays."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 @contextlib.contextmanager
-def running(environment: BaseEnvironment) -> Iterator[Live]:
+def running(environment: Any) -> Iterator[Live]:
     live = Live(environment)
     try:
         live.start()
         yield live
     finally:
-        live.close()
+        try:
+            live.wait(environment.stop(delete=True))
+        finally:
+            live.close()
 
 
 def host_processes(*words: str) -> list[int]:

@@ -34,7 +34,6 @@ from execution_support import (
     started,
 )
 from harbor_trl import execution
-from harbor_trl.environments.docker import FastDockerEnvironment
 from harbor_trl.errors import SandboxFileError, SandboxNotAnsweringError
 from harbor_trl.execution import BoundedOutput, CommandResult, read_file, run_command, write_file
 
@@ -451,11 +450,11 @@ def test_every_program_deleted_gives_texts(tmp_path, image):
 
 
 @pytest.mark.docker
-def test_every_process_killed_gives_a_text(tmp_path):
+def test_every_process_killed_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
     with container(tmp_path) as sandbox:
-        # The container ends with the only child of its init.
         result = run(sandbox, "echo written; sleep 0.3; kill -9 -1; sleep 9", timeout_sec=60)
-        assert "[the command killed the shell that ran it (rc=137)" in result.text and result.broken
+        assert "[the command killed the shell that ran it (rc=137)" in result.text and not result.broken
+        assert run(sandbox, "echo usable").text == "usable\n"
 
 
 @pytest.mark.docker
@@ -496,10 +495,3 @@ def test_a_full_disk_gives_a_text(tmp_path):
         result = run(sandbox, "echo still; seq 1 5")
         assert result.text.startswith("still\n1\n2\n"), result
         assert run(sandbox, "rm /tmp/full; seq 1 99999").text.endswith("part of it is lost]")
-
-
-@pytest.mark.docker
-def test_an_image_without_bash_is_named_where_the_backend_needs_it(tmp_path):
-    with started(docker_environment(tmp_path, BUSYBOX_IMAGE, kind=FastDockerEnvironment)) as sandbox:
-        result = run(sandbox, "echo x")
-        assert result.broken and "no shell" in result.text and "bash" in result.text

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from harbor_trl.engine import engine
-from harbor_trl.errors import SandboxLostError
+from harbor_trl.errors import SandboxFileError, SandboxLostError
 from harbor_trl.options import RolloutOptions
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class HarborEnv:
         """
         from harbor_trl.execution import read_file
 
-        return self._run(read_file(self._sandbox(), path, max_bytes))
+        return self._in_sandbox(lambda sandbox: read_file(sandbox, path, max_bytes))
 
     def _write_file(self, path: str, data: bytes | str) -> None:
         """Write a file in the sandbox as the task's agent user, making the directories above it.
@@ -147,13 +148,24 @@ class HarborEnv:
         """
         from harbor_trl.execution import write_file
 
-        self._run(write_file(self._sandbox(), path, data.encode() if isinstance(data, str) else data))
+        content = data.encode() if isinstance(data, str) else data
+        self._in_sandbox(lambda sandbox: write_file(sandbox, path, content))
 
-    def _sandbox(self) -> BaseEnvironment:
+    def _in_sandbox[T](self, work: Callable[[BaseEnvironment], Coroutine[Any, Any, T]]) -> T:
         environment = self._env
         if environment is None:
             raise SandboxLostError(_NO_ROLLOUT)
-        return environment
+        try:
+            return self._run(work(environment))
+        except SandboxFileError as error:
+            # A backend may say in a command's output that it has no sandbox to run it in.
+            if not _NO_SANDBOX.search(str(error)):
+                raise
+            raise SandboxLostError(f"the sandbox is gone: {error}") from error
+        except RuntimeError as error:
+            if engine().on_own_thread:  # a mistake of the harness
+                raise
+            raise SandboxLostError(f"the sandbox did not answer: {error}") from error
 
     def _run[T](self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, where `_env` lives, and wait for its result.
@@ -248,6 +260,7 @@ class HarborEnv:
             rollout.abandon()
 
 
+_NO_SANDBOX = re.compile(r"no such container|container \S+ is not running", re.IGNORECASE)
 _NO_ROLLOUT = "[there is no rollout: reset() was never called]"
 #: How many callers up a reward function's `environments` is looked for.
 _FRAMES = 12

@@ -21,7 +21,7 @@ from types import CodeType
 from typing import Any, BinaryIO
 
 from harbor_trl.environments.dockerfile_subset import DEFAULT_PATH
-from harbor_trl.errors import SandboxUnavailableError
+from harbor_trl.errors import SandboxLostError, SandboxUnavailableError
 from harbor_trl.execution import BoundedOutput
 
 #: In the launcher's command line, and so in that of each sandbox's PID 1.
@@ -259,7 +259,7 @@ async def _send(channel: socket.socket, data: bytes, descriptors: Sequence[int] 
         except BlockingIOError:
             await asyncio.sleep(0.002)
         except ConnectionError:
-            raise RuntimeError("The sandbox is gone.") from None
+            raise SandboxLostError("The sandbox is gone.") from None
 
 
 # --- one sandbox ------------------------------------------------------------------------------------------------------
@@ -458,7 +458,7 @@ class Sandbox:
 
     def _fail_jobs(self) -> None:
         for job in self._jobs.values():
-            job.fail(RuntimeError("The sandbox is gone."))
+            job.fail(SandboxLostError("The sandbox is gone."))
         self._jobs.clear()
 
     def _hang_up(self) -> None:
@@ -478,7 +478,7 @@ class Sandbox:
 
     def _job(self) -> tuple[int, _Job, socket.socket]:
         if self._control is None:
-            raise RuntimeError("The sandbox is gone.")
+            raise SandboxLostError("The sandbox is gone.")
         name, job = next(self._ids), _Job()
         self._jobs[name] = job
         return name, job, self._control

@@ -248,7 +248,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             user: Name or id; default: the phase's user, else the Dockerfile's USER, else root.
 
         Raises:
-            RuntimeError: `Command timed out after N seconds`, or the sandbox is gone.
+            RuntimeError: `Command timed out after N seconds`.
+            SandboxLostError: The sandbox is gone.
             UnsupportedTaskError: A user other than root, in a sandbox that has no other.
         """
         sandbox = self._live()
@@ -277,7 +278,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         """Run `command` with time and output bounded inside the sandbox (`harbor_trl.execution.RunsBounded`).
 
         Raises:
-            RuntimeError: The sandbox is gone.
+            SandboxLostError: The sandbox is gone.
         """
         return await self._live().run_bounded(
             command,

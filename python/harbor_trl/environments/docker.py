@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, override
 
@@ -49,7 +49,7 @@ from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPol
 from pydantic import Field
 
 from harbor_trl.environments import _transfer
-from harbor_trl.errors import SandboxUnavailableError
+from harbor_trl.errors import SandboxLostError, SandboxUnavailableError
 
 IMAGE_REPOSITORY = "harbor-trl-task"
 #: Largest file that is copied out of a container of several, and most that one copy out of a single one may hold.
@@ -89,6 +89,7 @@ class FastDockerEnvironment(DockerEnvironment):
         self._was_up = self._is_starting = False
         self._has_healthcheck = self._has_entrypoint = True
         self._shell: str | None = None
+        self._image_os: str | None = None
         self._is_unplugged = False
         self._has_services = bool(kwargs.get("extra_docker_compose")) or (environment_dir / COMPOSE_FILE_NAME).exists()
         super().__init__(environment_dir, *args, **kwargs)
@@ -161,24 +162,31 @@ class FastDockerEnvironment(DockerEnvironment):
         key = (id(asyncio.get_running_loop()), digest)
         async with self._build_locks.setdefault(key, asyncio.Lock()):
             image = None if force_build else self._built.get(digest)
-            config = await self._config_of(image) if image else None
-            if config is None:
+            found = await self._inspect_image(image) if image else None
+            if found is None:
                 image = f"{IMAGE_REPOSITORY}:{digest}"
                 await self._run_docker_compose_command(["build"])
                 built = f"{self._project}-main"
                 await self._engine("tag", built, image)
                 await self._engine("rmi", "--no-prune", built)
                 self._built[digest] = image
-                config = await self._config_of(image) or {}
+                found = await self._inspect_image(image) or {}
             assert image is not None
+            config = found.get("Config") or {}
             self._has_healthcheck = bool(config.get("Healthcheck"))
             self._has_entrypoint = bool(config.get("Entrypoint"))
+            self._image_os = found.get("Os")
             return image
 
-    async def _config_of(self, image: str) -> dict[str, Any] | None:
-        """The image's configuration, or None when there is no such image."""
-        code, output = await self._engine("image", "inspect", "-f", "{{json .Config}}", image, check=False)
+    async def _inspect_image(self, image: str) -> dict[str, Any] | None:
+        """What the engine knows of an image, or None when there is no such image."""
+        code, output = await self._engine("image", "inspect", "-f", "{{json .}}", image, check=False)
         return json.loads(output) if code == 0 else None
+
+    @override
+    async def _validate_image_os(self, image_name: str) -> None:
+        if self._image_os != "linux" or self._is_windows_container:
+            await super()._validate_image_os(image_name)
 
     @property
     def _project(self) -> str:
@@ -295,8 +303,11 @@ class FastDockerEnvironment(DockerEnvironment):
             if self._is_plain and self._use_prebuilt and not self._has_healthcheck and not self._enable_egress_control:
                 # `--wait` polls twice a second.
                 command = [word for word in command if word != "--wait"]
+            if self._is_plain:
+                # Stale containers of the same name are replaced, so nothing needs to be taken down first.
+                command = [*command, "--force-recreate", "--renew-anon-volumes", "--remove-orphans"]
         elif command[0] == "down":
-            if not self._was_up and not await self._has_containers():
+            if not self._was_up and (self._is_plain or not await self._has_containers()):
                 return ExecResult(return_code=0)
             if self._is_plain and "--rmi" in command:
                 # Compose knows the image by a label of its first trial, whatever its tag: the next rollouts need it.
@@ -343,8 +354,20 @@ class FastDockerEnvironment(DockerEnvironment):
                 process, timeout_sec=timeout_sec, stdin_data=stdin_data, on_output=on_output
             )
         if check and result.return_code:
-            raise RuntimeError(f"docker {' '.join(command)} failed: {(result.stdout or '').strip()}")
+            said = (result.stdout or "").strip()
+            error = SandboxLostError if _LOST.search(said) else RuntimeError
+            raise error(f"docker {' '.join(command)} failed: {said}")
         return result
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        with _telling_what_is_lost():
+            await super().upload_file(source_path, target_path)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        with _telling_what_is_lost():
+            await super().upload_dir(source_dir, target_dir)
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -390,12 +413,24 @@ class FastDockerEnvironment(DockerEnvironment):
             code = await process.wait()
         if problem is not None or code:
             reason = said if isinstance(problem, tarfile.ReadError | None) and said else problem or f"exit code {code}"
-            raise RuntimeError(f"{source} could not be copied out of the sandbox: {reason}") from problem
+            lost = SandboxLostError if _LOST.search(said) else RuntimeError
+            raise lost(f"{source} could not be copied out of the sandbox: {reason}") from problem
         if left_out:
             self.logger.warning(
                 f"{len(left_out)} entries of {source} are special or lead out of it, not downloaded: "
                 f"{', '.join(left_out[:5])}"
             )
+
+
+@contextlib.contextmanager
+def _telling_what_is_lost() -> Iterator[None]:
+    """Harbor tries uploads in two ways, and says in one text why both failed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, SandboxLostError) or not _LOST.search(str(error)):
+            raise
+        raise SandboxLostError(f"the sandbox is gone: {error}") from error
 
 
 @contextlib.asynccontextmanager
