@@ -511,6 +511,19 @@ def test_a_harness_reads_and_writes_files_of_any_name_and_content(tmp_path, opti
         env._read_file("/workdir/answer.txt")
 
 
+def test_files_of_a_sandbox_that_was_stopped_are_lost_with_it(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env._run(env._env.stop(delete=True))
+    for call in (
+        lambda: env._read_file("/etc/passwd"),
+        lambda: env._write_file("x", b""),
+        lambda: env._run(env._env.upload_file(__file__, "/x")),
+    ):
+        with pytest.raises(SandboxLostError):
+            call()
+
+
 def test_the_output_limit_holds_per_rollout_and_per_call(tmp_path, options):
     env = bash_env(RolloutOptions(trials_dir=options.trials_dir, output_limit=400))
     env.reset(task_dir=make_task(tmp_path / "task"))

@@ -372,7 +372,8 @@ class FastDockerEnvironment(DockerEnvironment):
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         if not self._is_plain:
-            return await super().download_file(source_path, target_path)
+            await super().download_file(source_path, target_path)
+            return
         target = Path(target_path)
         if target.is_dir():
             target = target / Path(source_path).name
@@ -381,7 +382,8 @@ class FastDockerEnvironment(DockerEnvironment):
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         if not self._is_plain:
-            return await super().download_dir(source_dir, target_dir)
+            await super().download_dir(source_dir, target_dir)
+            return
         await self._copy_out(f"{source_dir}/.", Path(target_dir), is_file=False)
 
     async def _copy_out(self, source: str, target: Path, *, is_file: bool) -> None:
