@@ -7,10 +7,10 @@ What a sandbox is
     network namespace. The host's `/usr` lies read-only underneath a layer of the sandbox's own (overlayfs; where the
     kernel has none for ordinary users, `/usr` is read-only). Everything a sandbox writes lives in one tmpfs that is
     gone with its last process. Of the host's `/etc` it sees the linker cache, `alternatives` and the CA certificates,
-    and `resolv.conf` if it has network. Its PID 1 runs in the trainer's own base Python, which is bound read-only at its
-    own path; if the host has no `/usr/bin/python3`, that interpreter is `python3` inside too. The environment variables of
-    the trainer, its files, its descriptors, its processes and other sandboxes are not visible; the paths of what is
-    bound are, in `/proc/mounts`.
+    and `resolv.conf` if it has network. The trainer's own base Python is bound read-only at its own path; if the host
+    has no `/usr/bin/python3`, that interpreter is `python3` inside too. The environment variables of the trainer, its
+    files, its descriptors, its processes and other sandboxes are not visible; the paths of what is bound are, in
+    `/proc/mounts`.
 
 Users
     Started by root, a sandbox has 65,536 ids of its own, none of them an id of the host: any numeric user works, and
