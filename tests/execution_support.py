@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
+import subprocess
+import tempfile
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -130,6 +134,22 @@ def tool_directory(directory: Path, tools: Sequence[str], **shells: str) -> str:
     return str(directory)
 
 
+@functools.cache
+def find_busybox() -> str:
+    """This machine's busybox, else that of the test image, which is static."""
+    if found := shutil.which("busybox"):
+        return found
+    file = Path(tempfile.mkdtemp(prefix="harbor-trl-test-"), "busybox")
+    atexit.register(shutil.rmtree, file.parent)
+    with file.open("wb") as output, contextlib.suppress(FileNotFoundError):
+        copy = ["docker", "run", "--rm", "--network", "none", BUSYBOX_IMAGE, "cat", "/bin/busybox"]
+        subprocess.run(copy, stdout=output, stderr=subprocess.DEVNULL)
+    if not file.stat().st_size:
+        pytest.skip("no busybox on this machine, and no image that has it")
+    file.chmod(0o755)
+    return str(file)
+
+
 #: Backends by name, and what each lacks of a full machine.
 LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
 SANDBOXES = [
@@ -149,9 +169,7 @@ def local_environment(name: str, directory: Path, env: dict[str, str] | None = N
     if name == "bash-posix":
         return LocalEnvironment(["/bin/bash", "--posix"], work, path, env)
     if name == "ash":
-        busybox = shutil.which("busybox")
-        if not busybox:
-            pytest.skip("no busybox on this machine")
+        busybox = find_busybox()
         applets = [*TOOLS, "setsid", "sh"]
         path = tool_directory(directory / "bin", [], **dict.fromkeys(applets, busybox))
         return LocalEnvironment([busybox, "ash"], work, path, env)

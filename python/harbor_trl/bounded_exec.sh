@@ -33,6 +33,8 @@ slay() {
             sleep 0.1 || sleep 1
             i=$((i + 1))
         done
+        # Its number may be somebody else's by now.
+        [ "$i" -eq 10 ] || [ -e "/proc/$pid" ] || pid=
     fi
     slay_now "$id"
 }
@@ -71,6 +73,11 @@ alive() {
     kill -0 "$1" || return 1
     read -r _ _ state _ <"/proc/$1/stat" || state=
     [ "$state" != Z ]
+}
+
+# Whole seconds of a clock that nobody sets.
+read_clock() {
+    IFS=. read -r now _ </proc/uptime || now=
 }
 
 # cgroup v2, v1.
@@ -115,7 +122,7 @@ print_with_builtins() {
 
 report() {
     count_oom_kills
-    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s\n' "$mark" \
+    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s end\n' "$mark" \
         "$status" "${size:-0}" "$timed_out" "${over:-0}" "$lost" "${exhausted:-0}" "$held" "$((oom_kills - oom_before))" \
         "$mode" "$shell" "$group" "$kept"
     reported=1
@@ -170,25 +177,45 @@ timed_out=0 lost=0 held=0 alarm=
 trap : TERM INT HUP
 # Until the watchdog has handlers of its own, a signal must not end it.
 trap '' USR1 USR2
+# Without `sleep`, only the caller keeps the deadline.
+watchdog=
+command -v sleep >/dev/null && {
 (
     trap - EXIT
-    # Without it, only the caller keeps the deadline.
-    command -v sleep >/dev/null || exit 0
     exec >/dev/null 7>&- 8<&-
+    # A signal sent before the handlers stood is lost, but what it said is in the file.
+    look_up() {
+        line=
+        [ "$base" ] && read -r line <"$base.pid"
+        case $line in
+        over) kill $!; exit 0 ;;
+        ended) ended=1 ;;
+        esac
+        :
+    }
     trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
     # Ends the sleep, not only the wait: it may come before that.
     trap 'ended=1; kill $!' USR2
-    sleep "$seconds" &
-    # A signal sent before the handlers stood is lost; what it said is in the file, or the file is gone already.
-    [ -z "$base" ] || read -r line <"$base.pid" || line=over
-    [ "$line" = over ] && { kill $!; exit 0; }
-    [ "$ended" ] || [ "$line" = ended ] || wait $!
-    if [ "$ended" ] || [ "$line" = ended ]; then
+    read_clock
+    end=$((now + seconds))
+    while :; do
+        sleep "$((end - now))" &
+        look_up
+        [ "$ended" ] || wait $!
+        # The command may end all that is called `sleep`.
+        read_clock
+        { [ "$ended" ] || [ "${now:-$end}" -ge "$end" ]; } && break
+    done
+    # From here on it is decided: a call that is over by now ends without a word, any other has timed out.
+    trap '' USR1 USR2
+    look_up
+    if [ "$ended" ]; then
         kill $!
-        # The command is over; if its output does not end soon, a background process holds it.
-        while :; do
+        trap 'kill $!; exit 0' USR1
+        # If its output does not end soon, a background process holds it.
+        while look_up; do
             sleep 0.2 &
             wait $!
             kill -USR2 $$ || exit 0
@@ -199,6 +226,7 @@ trap '' USR1 USR2
     sleep 0.1
 ) &
 watchdog=$!
+}
 trap 'timed_out=1' USR1
 trap 'alarm=1' USR2
 trap 'lost=1' ALRM
@@ -220,7 +248,13 @@ fifo)
         trap '' XFSZ
         exec >/dev/null 9>&-
         ulimit -f "$blocks"
-        cat <&4 >&7 && exit 0
+        i=0
+        while [ "$i" -lt 9 ]; do
+            cat <&4 >&7 && exit 0
+            # Ended by a signal: the command may end all that is called `cat`.
+            [ "$?" -gt 128 ] || break
+            i=$((i + 1))
+        done
         find_output
         if [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
             cat <&4 &
@@ -283,12 +317,19 @@ direct)
     done
     ;;
 esac
-if [ "$timed_out" = 1 ]; then
-    while alive "$watchdog"; do wait "$watchdog"; done
-else
+if [ "$watchdog" ] && [ "$timed_out" = 0 ]; then
     [ "$base" ] && echo over >"$base.pid"
     kill -USR1 "$watchdog"
 fi
+# It must not outlive this call, and it may have begun to kill when it was told: then it has said so before it ends.
+while [ "$watchdog" ] && alive "$watchdog"; do
+    if [ "$base" ] || [ "$timed_out" = 1 ]; then
+        wait "$watchdog"
+    else
+        sleep 0.02
+        kill -USR1 "$watchdog"
+    fi
+done
 trap '' USR1 USR2
 [ "$file" ] && rm -f "$file"
 

@@ -307,6 +307,7 @@ class _WrappedCall:
         """None if the wrapper did not come to its end."""
         before, found, report = (result.stdout or "").rpartition(f"{self.mark} rc=")
         _, started, output = before.partition(f"{self.mark} start\n")
+        report, found, _ = report.partition(" end\n") if found else ("", "", "")
         if not found or not started:
             return None
         fields = dict(field.partition("=")[::2] for field in f"rc={report}".split())
@@ -346,7 +347,11 @@ class _WrappedCall:
         code = result.return_code
         if started:
             rest = await self._recover()
-            note = f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
+            note = (
+                f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
+                if code
+                else "[the sandbox's answer was cut short: the command ran, how it ended is not known]"
+            )
             text = "\n".join(part for part in (rest.text.rstrip("\n") if rest else "", note) if part)
             return CommandResult(text, code or 125, broken=rest is None or rest.broken)
         return _refused(said, code)
