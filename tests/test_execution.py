@@ -9,7 +9,10 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,46 +263,77 @@ def test_a_file_beyond_the_limit_is_not_carried_over(tools):
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 QUOTED = TEXT.map(lambda text: "'" + text.replace("'", "'\\''") + "'")
+IN_DOUBLE_QUOTES = TEXT.map(lambda text: '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"')
+#: Nothing of it runs a program or changes what follows.
+TAME = TEXT.filter(lambda text: not re.search(r"[&<>|;`$(){}!*?\[~/]|exec|kill|wait", text))
 COMMANDS = st.one_of(
-    st.builds("printf '%s\\n' {}".format, QUOTED),
+    st.builds("printf '%s\\n' {}".format, st.one_of(QUOTED, IN_DOUBLE_QUOTES)),
     st.builds("printf %s {} >&2".format, QUOTED),
     st.builds("cat <<'E O F'\n{}\nE O F".format, TEXT),
+    st.builds("cat <<E-O-F\n{}\nE-O-F".format, TEXT.filter(lambda text: not re.search(r"[`$\\]", text))),
     st.builds('x={}; echo "$x" | tr a b'.format, QUOTED),
     st.builds("(exit {}); echo $?".format, st.integers(0, 255)),
-    st.builds("printf '\\{:03o}'".format, st.integers(1, 255)),
+    st.builds("printf '\\{:03o}'".format, st.integers(0, 255)),
     st.builds("seq {} | tail -n 3".format, st.integers(0, 2000)),
-    st.builds("for i in 1 2 3; do echo $i {}; done".format, QUOTED),
+    st.builds("for i in 1 2 3; do echo $i {}; done; echo 4 >&2".format, QUOTED),
+    st.builds("for i in $(seq {}); do printf '%s\\n' {}; done".format, st.integers(0, 2000), QUOTED),
     st.builds(": {}".format, st.integers(90_000, 140_000).map(lambda n: "'" + "é" * (n // 2) + "'")),
-    TEXT.filter(lambda text: not re.search(r"[&<>|;`$(){}!*?\[~/]|exec|kill|wait", text)),
+    st.builds(
+        "printf %s {} | wc -c".format, st.tuples(TEXT, st.integers(1, 3000)).map(lambda it: shlex.quote(it[0] * it[1]))
+    ),
+    st.builds("cat <<'E O F' | tail -c 99\n{}\nE O F".format, st.builds(str.__mul__, TEXT, st.integers(1, 3000))),
+    st.builds("cat; read x; echo $? {}".format, QUOTED),
+    TAME,
 )
+#: How the last command may end the shell; `{}` is a number.
+ENDS = st.one_of(st.just(""), st.builds("\nexit {}".format, st.integers(0, 255)), st.just("\nkill -TERM $$"))
 
 
-@settings(max_examples=max(40, settings().max_examples // 4))
-@given(parts=st.lists(COMMANDS, min_size=1, max_size=4))
-def test_random_commands_give_what_the_same_shell_gives(parts, tmp_path_factory):
-    command = "\n".join(parts)
-    directory = tmp_path_factory.mktemp("random")
-    environment = local_environment("bash", directory)
-    expected = subprocess.run(
-        ["bash", command_file(directory, command)] if len(command.encode()) > 100_000 else ["bash", "-c", command],
-        cwd=environment.directory,
-        env={**execution.TERMINAL_ENV, **environment.env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    result = asyncio.run(run_command(environment, command, output_limit=10**6, fold=False))
-    text = expected.stdout.decode(errors="replace").replace(f"{directory}/command: ", "bash: ")
+@pytest.fixture(scope="module", params=["bash", "dash", "ash", "bubblewrap"])
+def twin(request, tmp_path_factory) -> Iterator[Live]:
+    with live(request.param, tmp_path_factory.mktemp("twin")) as started_sandbox:
+        started_sandbox.name = request.param
+        yield started_sandbox
+
+
+def by_subprocess(sandbox: Live, command: str) -> tuple[str, int]:
+    """What the shell of `sandbox`, which is one of this machine, gives: its text, and its code as a shell tells it."""
+    # bubblewrap shows this machine's programs; there is no locale.
+    env = {"PATH": os.environ["PATH"]} if sandbox.name == "bubblewrap" else sandbox.environment.env
+    path = env["PATH"]
+    shell = "bash" if shutil.which("bash", path=path) else "sh"
+    with tempfile.NamedTemporaryFile("w", prefix="command", newline="") as file:
+        file.write(command)
+        file.flush()
+        done = subprocess.run(
+            # Longer than Linux takes an argument to be.
+            [shell, file.name] if len(command.encode()) > 100_000 else [shell, "-c", command],
+            executable=shutil.which(shell, path=path),
+            env={**execution.TERMINAL_ENV, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    said = done.stdout.decode(errors="replace").replace(f"{file.name}: ", f"{shell}: ")
+    return said, done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+@settings(max_examples=settings().max_examples // 2 if settings().max_examples > 1000 else 25)
+@given(parts=st.lists(COMMANDS, min_size=1, max_size=4), end=ENDS)
+def test_random_commands_give_what_the_same_shell_gives(parts, end, twin):
+    command = "\n".join(parts) + end
+    text, code = by_subprocess(twin, command)
+    result = run(twin, command, output_limit=10**7, fold=False)
+    notes = [f"(rc={code})"] if code and text else []
+    notes += ["[killed by SIGTERM]"] if code == 143 else []
     if not text:
-        text = f"(empty output, rc={expected.returncode})"
-    elif expected.returncode:
-        text += ("" if text.endswith("\n") else "\n") + f"(rc={expected.returncode})"
-    assert result.text == text
-
-
-def command_file(directory: Path, command: str) -> str:
-    (directory / "command").write_text(command)
-    return str(directory / "command")
+        notes.insert(0, f"(empty output, rc={code})")
+    if notes and text and not text.endswith("\n"):
+        text += "\n"
+    # `exit 130` is told as the signal that it means.
+    shown = re.sub(r"\n\[killed by SIG(?!TERM)\w+\]\Z", "", result.text)
+    assert shown == text + "\n".join(notes)
+    assert result.return_code == code
 
 
 # --- backends that delay, cut and fail --------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ slay_now() {
         [ "$found" ] || break
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
-    [ "$pid" ] && alive "$pid" && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+    [ "$pid" ] && [ -e "/proc/$pid" ] && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
 }
 
 find_output() {
@@ -68,11 +68,12 @@ find_output() {
     [ -e "$out" ] || out=/proc/$$/fd/8
 }
 
-# Not a zombie either, which `kill -0` takes for alive.
+# Whether this child runs. Not a zombie, which `kill -0` takes for alive, nor another process that has its number by now:
+# bash waits for children unasked.
 alive() {
     kill -0 "$1" || return 1
-    read -r _ _ state _ <"/proc/$1/stat" || state=
-    [ "$state" != Z ]
+    read -r _ _ state parent _ <"/proc/$1/stat" || state= parent=$$
+    [ "$state" != Z ] && [ "$parent" = $$ ]
 }
 
 # Whole seconds of a clock that nobody sets.
