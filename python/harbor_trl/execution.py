@@ -42,8 +42,8 @@ GRACE_SEC = 30
 
 # Redraws fold to little, so more than the limit is worth sending. Four bytes make any character.
 _LEAST_SENT_BYTES = 32 * 1024
-# Linux takes no argument and no variable beyond 128 KiB.
-_LONGEST_INLINE_BYTES = 100_000
+# Linux takes no argument and no variable beyond 128 KiB; some of it are names and what stands around the data.
+_LONGEST_INLINE_BYTES = 128 * 1024 - 64
 _DIRECTORIES = ("/tmp", "/dev/shm", "/var/tmp")
 
 
@@ -272,10 +272,7 @@ class _WrappedCall:
         self.mark = f"@@harbor-trl-{self.id}@@"
 
     async def run(self) -> BoundedOutput | CommandResult:
-        file = ""
-        if len(self.command) > _LONGEST_INLINE_BYTES:
-            file = f"/tmp/harbor-trl-{self.id}.sh"
-            await _upload(self.environment, self.command, file)
+        file = "" if len(self.command) <= _LONGEST_INLINE_BYTES else await self._send()
         result = await self._exec(file)
         output = self._parse(result)
         if output is None and self.known.carries_env and not result.return_code:
@@ -292,6 +289,11 @@ class _WrappedCall:
             return output
         return await self._explain(result)
 
+    async def _send(self) -> str:
+        file = f"/tmp/harbor-trl-{self.id}.sh"
+        await _upload(self.environment, self.command, file)
+        return file
+
     async def _exec(self, file: str, cwd: str | None = None) -> ExecResult:
         arguments = " ".join(["set --", self.id, str(self.seconds), *map(str, self.sizes), file])
         command = "" if file else self.command.decode()
@@ -301,6 +303,8 @@ class _WrappedCall:
             line = f'{arguments}; eval "$HARBOR_TRL_WRAPPER"'
             return await self.environment.exec(line, cwd=cwd, env=env, timeout_sec=client_timeout)
         line = f"HARBOR_TRL_COMMAND={shlex.quote(command)}; {arguments}\n{_wrapper()}"
+        if not file and len(line.encode()) > _LONGEST_INLINE_BYTES:
+            return await self._exec(await self._send(), cwd)
         return await self.environment.exec(line, cwd=cwd, timeout_sec=client_timeout)
 
     def _parse(self, result: ExecResult) -> BoundedOutput | None:
@@ -441,7 +445,7 @@ async def write_file(environment: BaseEnvironment, path: str, data: bytes) -> No
     quoted = shlex.quote(_checked(path))
     prepare = f'f={quoted}; case $f in */*) mkdir -p -- "${{f%/*}}/";; esac && '
     encoded = base64.b64encode(data).decode()
-    if len(encoded) <= _LONGEST_INLINE_BYTES:
+    if len(encoded) + len(prepare) <= _LONGEST_INLINE_BYTES - 64:
         script = f'{prepare}printf %s {encoded or chr(39) * 2} | base64 -d >"$f"'
         result = await environment.exec(script, timeout_sec=60)
     else:
