@@ -9,14 +9,31 @@ from typing import Any
 import pytest
 
 import tiny_model
-from harbor_trl import HarborSpec
+from harbor_trl import HarborEnv, HarborSpec
 from tasks import make_task
 from tiny_model import ScriptedTrainer, config, policy, step_logs
 
 BACKENDS = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
+#: One call, or several of one turn.
+Step = tuple[str, dict[str, Any]] | list[tuple[str, dict[str, Any]]]
+
+
+class AsyncEnv(HarborEnv):
+    """The example of docs/harnesses.md."""
+
+    async def shell(self, command: str) -> str:
+        """
+        Run a shell command. Several calls in one turn run at the same time.
+
+        Args:
+            command: The shell command.
+        """
+        return await self._aexec(command, timeout=20)
+
+
 #: By harness: calls that are right, calls that are wrong, and what the right ones show on the way.
-SCRIPTS: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]] = {
+SCRIPTS: dict[str | type[HarborEnv], tuple[list[Step], list[Step], list[str]]] = {
     "jupyter": (
         [
             ("run_cell", {"code": "x = 40\nx + 1"}),
@@ -46,16 +63,29 @@ SCRIPTS: dict[str, tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[
         [("bash", {"command": "false"})],
         ["/app"],
     ),
+    AsyncEnv: (
+        [
+            # Each waits for the other, so one after the other they would not end.
+            [
+                ("shell", {"command": "touch one; until [ -e two ]; do sleep 0.1; done; echo saw two"}),
+                ("shell", {"command": "touch two; until [ -e one ]; do sleep 0.1; done; echo saw one"}),
+            ],
+            ("shell", {"command": "mkdir -p /workdir; echo 42 > /workdir/answer.txt; cat /workdir/answer.txt"}),
+        ],
+        [("shell", {"command": "exit 3"})],
+        ["saw two", "saw one", "42"],
+    ),
 }
 
 
-def call(step: tuple[str, dict[str, Any]]) -> str:
-    name, arguments = step
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
+def call(step: Step) -> str:
+    calls = step if isinstance(step, list) else [step]
+    texts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    return "".join(f"<tool_call>\n{text}\n</tool_call>\n" for text in texts).rstrip("\n") + "<|im_end|>"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("harness", SCRIPTS)
+@pytest.mark.parametrize("harness", SCRIPTS, ids=lambda harness: getattr(harness, "__name__", harness))
 def test_a_policy_is_trained_with_the_harness(harness, backend, tmp_path: Path, monkeypatch):
     right, wrong, shown = SCRIPTS[harness]
     monkeypatch.setattr(tiny_model, "tool_call", call)
