@@ -19,15 +19,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harbor_trl.execution import run_command
 
 DEADLINE_SEC = 1
-#: Words of the command line by which the background processes are known.
-BACKGROUND = "sleep 97531"
+#: Seconds that the first process in the background sleeps; each one more, so that none is taken for another.
+BACKGROUND_SEC = 97531
 
 
 async def leave_running(environment: Any, calls: int, *, at_deadline: bool, at_once: int = 16) -> Counter[str]:
@@ -42,21 +42,22 @@ async def leave_running(environment: Any, calls: int, *, at_deadline: bool, at_o
     counts: Counter[str] = Counter()
     slots = asyncio.Semaphore(at_once)
 
-    async def call() -> tuple[str, bool]:
+    async def call(number: int) -> tuple[str, str, bool]:
         # Around the moment at which the watchdog wakes up: it starts a little before the command.
         wait = f"sleep {DEADLINE_SEC + random.uniform(-0.05, 0.02):.3f}" if at_deadline else ":"
         async with slots:
-            result = await run_command(environment, f"{BACKGROUND} & echo $!; {wait}", timeout_sec=DEADLINE_SEC)
-        return result.text.partition("\n")[0], result.timed_out
+            command = f"sleep {BACKGROUND_SEC + number} & echo $!; {wait}"
+            result = await run_command(environment, command, timeout_sec=DEADLINE_SEC)
+        return result.text.partition("\n")[0], f"sleep{BACKGROUND_SEC + number}", result.timed_out
 
     done = 0
     while done < calls:
-        batch = await asyncio.gather(*(call() for _ in range(min(5 * at_once, calls - done))))
+        batch = await asyncio.gather(*(call(done + n) for n in range(min(5 * at_once, calls - done))))
         done += len(batch)
         # A watchdog that was left would fire now.
         await asyncio.sleep(DEADLINE_SEC + 0.7)
-        alive = await running(environment, [pid for pid, _ in batch if pid.isdigit()])
-        for pid, timed_out in batch:
+        alive = await running(environment, {pid: line for pid, line, _ in batch if pid.isdigit()})
+        for pid, _, timed_out in batch:
             if not pid.isdigit():
                 counts[f"no process: {pid}"] += 1
             elif timed_out:
@@ -67,11 +68,11 @@ async def leave_running(environment: Any, calls: int, *, at_deadline: bool, at_o
     return counts
 
 
-async def running(environment: Any, processes: Sequence[str]) -> set[str]:
-    """Which of these processes run the background command."""
-    script = "exec 2>/dev/null; for p in {}; do c=; read -r c <\"/proc/$p/cmdline\"; [ \"$c\" = {} ] && echo $p; done; :"
-    found = await environment.exec(script.format(" ".join(processes), BACKGROUND.replace(" ", "")))
-    return set((found.stdout or "").split())
+async def running(environment: Any, lines: Mapping[str, str]) -> set[str]:
+    """Which of these processes have the command line, without its spaces, that is given for each."""
+    script = 'exec 2>/dev/null; look() { c=; read -r c <"/proc/$1/cmdline"; [ "$c" = $2 ] && echo $1; }; '
+    script += "".join(f"look {process} {line}; " for process, line in lines.items())
+    return set(((await environment.exec(script + ":")).stdout or "").split())
 
 
 @contextlib.contextmanager

@@ -97,6 +97,17 @@ class ScriptedEnvironment:
         await self.inner.upload_file(source_path, target_path)
 
 
+async def late_and_noisy(inner: LocalEnvironment, command: str, kwargs: dict[str, Any]) -> ExecResult:
+    """A backend that takes its time, drops variables, and says more than the command did."""
+    kwargs.pop("env", None)
+    await asyncio.sleep(0.03)
+    result = await inner.exec(command, **kwargs)
+    await asyncio.sleep(0.03)
+    if "HARBOR_TRL_COMMAND" not in command:  # a plain exec of the tests
+        return result
+    return ExecResult(stdout=f"motd\n{result.stdout}bye\n", stderr="noise", return_code=result.return_code)
+
+
 class ShDockerEnvironment(FastDockerEnvironment):
     """Harbor runs every command with bash; this one with sh, for images without bash."""
 
@@ -154,6 +165,7 @@ def find_busybox() -> str:
 LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
 SANDBOXES = [
     *LOCAL,
+    "scripted",
     "bubblewrap",
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker-busybox", marks=pytest.mark.docker),
@@ -217,8 +229,9 @@ def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
 @contextlib.contextmanager
 def live(name: str, directory: Path) -> Iterator[Live]:
     """The sandbox called `name`, started."""
-    if name in LOCAL:
-        sandbox = Live(local_environment(name, directory))
+    if name in LOCAL or name == "scripted":
+        local = local_environment("bash" if name == "scripted" else name, directory)
+        sandbox = Live(ScriptedEnvironment(local, late_and_noisy) if name == "scripted" else local)
         try:
             yield sandbox
         finally:

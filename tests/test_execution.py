@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from harbor.environments.base import ExecResult
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from execution_stress import leave_running
 from execution_support import (
     BASE_IMAGE,
     BUSYBOX_IMAGE,
@@ -93,9 +95,21 @@ CASES = [
     Case("killing by name spares us", "kill -TERM $PPID; sleep 0.3; echo alive", "alive\n"),
     Case("a pipe closed early", "yes | head -n 2", "y\ny\n"),
     Case("the mark of another call", "echo @@harbor-trl-0@@ rc=1", "@@harbor-trl-0@@ rc=1\n", needs_tools=False),
-    Case("our own files removed", "rm -rf /tmp/harbor-trl-*; echo there", "there\n"),
+    Case("our own files removed", "rm -rf /tmp/harbor-trl-$HARBOR_TRL_EXEC*; echo there", "there\n"),
     Case("a directory removed below us", "mkdir gone && cd gone && rm -rf ../gone && echo here", "here\n"),
     Case("variables of ours", "echo [$HARBOR_TRL_COMMAND$HARBOR_TRL_WRAPPER]", "[]\n", needs_tools=False),
+    Case("no terminal to ask at", "(cat </dev/tty) 2>/dev/null; echo $?", re.compile(r"[12]\n"), needs_tools=False),
+    Case("an interactive shell", "sh -i 2>/dev/null; echo left", re.compile(r".*left\n", re.S), needs_tools=False),
+    Case(
+        "a missing shell",
+        "exec /no/such/shell",
+        re.compile(r".*o such.*\n\(rc=12[67]\)|.*not found\n\(rc=127\)", re.S),
+        127,
+        False,
+    ),
+    Case(
+        "a missing interpreter", "printf '#!/no/such\n' >x; chmod +x x; ./x; echo $?; rm x", re.compile(r".+\n12[67]\n")
+    ),
     Case("a long command", ": '" + "é'\\''x" * 30_000 + "'; echo $0 $# done", re.compile(r"(ba)?sh 0 done\n")),
 ]
 
@@ -167,6 +181,13 @@ def test_a_background_process_does_not_hold_the_call_and_lives_on(tools, command
             tools.wait(tools.environment.exec(f"kill {pid}"))
 
 
+def test_watchdogs_end_with_their_calls(tools):
+    """A small run of execution_stress.py."""
+    for at_deadline in (False, True):
+        counts = tools.wait(leave_running(tools.environment, 6, at_deadline=at_deadline, at_once=6))
+        assert not counts.keys() & {"killed unasked", "timed out, and yet running"}, counts
+
+
 def test_what_a_background_process_writes_later_can_be_read(tools):
     result = run(tools, "(sleep 1; echo late; sleep 1) & echo now")
     assert result.text.startswith("now\n[a process in the background still holds the output")
@@ -188,13 +209,30 @@ def test_output_beyond_the_limit_keeps_both_ends_and_the_whole_in_a_file(tools):
     ]
 
 
-@pytest.mark.parametrize("flood", ["yes", "while :; do echo y; done", "trap '' PIPE TERM; yes; yes"])
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "yes",
+        "while :; do echo y; done",
+        "trap '' PIPE TERM; yes; yes",
+        "cat /dev/urandom",
+        "head -c 100000000 /dev/zero",  # one line
+    ],
+)
 def test_a_flood_is_stopped_at_the_cap(tools, flood):
     result = run(tools, flood, output_cap=1 << 18, timeout_sec=60)
     assert not result.timed_out and len(result.text) < 9_000
     note = result.text.splitlines()[-1]
     assert note.startswith("[stopped: the command wrote more than 256 KiB"), note
-    run(tools, "rm -f /tmp/harbor-trl-*")
+    run(tools, f"rm -f {re.search(r'/tmp/harbor-trl-[0-9a-z]+[.]out', result.text)[0]}")
+
+
+def test_killing_all_of_a_name_does_not_end_the_call(tools):
+    if tools.name in LOCAL or tools.name == "scripted":
+        pytest.skip("this machine has processes of that name")
+    for name in ("sleep", "cat"):
+        result = run(tools, f"echo before; pkill {name}; pkill {name}; sleep 0.2; echo after", timeout_sec=20)
+        assert result.text == "before\nafter\n", name
 
 
 def test_calls_at_the_same_time_do_not_mix(tools):
@@ -222,12 +260,13 @@ def test_a_killed_shell_gives_what_was_written_until_then(tools):
     assert run(tools, "echo usable").text == "usable\n"
 
 
-def test_calls_leave_nothing_behind(tools):
-    run(tools, "rm -f /tmp/harbor-trl-*; echo x")
+def test_calls_leave_nothing_behind(tools, monkeypatch):
+    numbers = itertools.count(100)
+    monkeypatch.setattr(execution.secrets, "token_hex", lambda size: f"{os.getpid()}ca11{next(numbers)}")
     for command in ("echo x", "exit 3", "kill -9 $$", ": " + "x" * 120_000):
         run(tools, command)
     run(tools, "sleep 5", timeout_sec=1)
-    assert "harbor-trl-" not in (tools.wait(tools.environment.exec("ls -a /tmp")).stdout or "") or tools.name in LOCAL
+    assert f"harbor-trl-{os.getpid()}ca11" not in (tools.wait(tools.environment.exec("ls -a /tmp")).stdout or "")
 
 
 NAMES = ["plain.txt", "with space", "quote'\"$x`", "-rf", "new\nline", "é€😀", "deep/er/down", "*?[a]"]
@@ -409,7 +448,55 @@ def test_noise_around_the_output_is_not_shown(local):
     assert asyncio.run(run_command(ScriptedEnvironment(local, noisy), "echo x")).text == "x\n"
 
 
-def test_an_answer_cut_short_is_completed_from_the_file(local):
+@pytest.mark.parametrize("command", ["echo one; echo two >&2; exit 3", "seq 1 30000", "echo x; sleep 60"])
+def test_an_answer_cut_anywhere_is_never_taken_for_a_whole_one(local, command, monkeypatch):
+    monkeypatch.setattr(execution.secrets, "token_hex", lambda size: "5c" * size)
+    answers: list[str] = []
+
+    async def record(inner, line, kwargs):
+        result = await inner.exec(line, **kwargs)
+        answers.append(result.stdout or "")
+        return result
+
+    async def replay(inner, line, kwargs):
+        return ExecResult(stdout=answers[-1], return_code=0)
+
+    environment = ScriptedEnvironment(local, record)
+    whole = asyncio.run(run_command(environment, command, timeout_sec=1)).text
+    (answer,) = answers
+    environment.script = [replay]
+
+    async def check() -> None:
+        assert (await run_command(environment, command, timeout_sec=1)).text == whole
+        for at in {*range(1, 120), *range(1, len(answer), 997), *range(max(1, len(answer) - 250), len(answer))}:
+            for answers[-1] in (answer[:at], answer[at:]):
+                text = (await run_command(environment, command, timeout_sec=1)).text
+                assert "answer was cut short" in text or text.startswith("[not run: "), (at, text)
+
+    asyncio.run(check())
+    (Path("/tmp") / f"harbor-trl-{'5c' * 8}.out").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("use", [lambda it: read_file(it, "x"), lambda it: write_file(it, "x", b"data")])
+def test_files_of_a_backend_that_never_answers_are_given_up(local, monkeypatch, use):
+    async def never(inner, command, kwargs):
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(execution, "GRACE_SEC", -59.8)
+    with pytest.raises(SandboxNotAnsweringError, match="reading or writing a file"):
+        asyncio.run(use(ScriptedEnvironment(local, never)))
+
+
+def test_what_a_sandbox_lacks_is_logged_once_by_name(tmp_path, caplog):
+    environment = local_environment("nothing-but-sh", tmp_path)
+    with caplog.at_level("INFO", logger="harbor_trl.execution"):
+        for _ in range(2):
+            asyncio.run(run_command(environment, "echo x"))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"sandbox {environment.session_id}: commands run with shell=sh group=job mode=file"]
+
+
+def test_a_lost_answer_is_named(local):
     async def cut(inner, command, kwargs):
         await inner.exec(command, **kwargs)
         return ExecResult(stdout="", return_code=137)

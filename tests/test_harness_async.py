@@ -1,4 +1,4 @@
-"""Async tools, and calls at the same time into one sandbox: allowed, or one after the other where the harness says so."""
+"""Async tools, and calls at the same time into one sandbox: allowed, unless the harness says otherwise."""
 
 from __future__ import annotations
 

@@ -27,16 +27,27 @@ slay() {
     slain=1
     [ "$base" ] && read -r pid _ <"$base.pid" || read -r pid _ <&6
     if [ "$pid" ]; then
+        read_start "$pid"
+        begun=$started
         kill -TERM -"$pid" || kill -TERM "$pid"
         i=0
         while [ "$i" -lt 10 ] && kill -0 -"$pid"; do
             sleep 0.1 || sleep 1
             i=$((i + 1))
+            # When it has ended, its number may go to somebody else.
+            read_start "$pid"
+            [ -z "$started" ] || [ "$started" = "$begun" ] || { pid= && break; }
         done
-        # Its number may be somebody else's by now.
-        [ "$i" -eq 10 ] || [ -e "/proc/$pid" ] || pid=
     fi
     slay_now "$id"
+}
+
+# When process $1 was started; empty if there is none.
+read_start() {
+    started= line=
+    read -r line <"/proc/$1/stat" || return
+    set -- ${line##*) }
+    started=${20}
 }
 
 # Marked by: $1.

@@ -44,6 +44,7 @@ GRACE_SEC = 30
 _LEAST_SENT_BYTES = 32 * 1024
 # Linux takes no argument and no variable beyond 128 KiB; some of it are names and what stands around the data.
 _LONGEST_INLINE_BYTES = 128 * 1024 - 64
+_FILE_TIMEOUT_SEC = 60
 _DIRECTORIES = ("/tmp", "/dev/shm", "/var/tmp")
 
 
@@ -346,8 +347,9 @@ class _WrappedCall:
         self.known.tools = tools
 
     async def _explain(self, result: ExecResult) -> CommandResult:
-        said = ((result.stdout or "") + (result.stderr or "")).replace(f"{self.mark} start\n", "").strip()
-        started = f"{self.mark} start" in (result.stdout or "")
+        said = _said(result).strip()
+        # Something of the wrapper is there, so it ran.
+        started = self.mark in (result.stdout or "")
         code = result.return_code
         if started:
             rest = await self._recover()
@@ -402,6 +404,17 @@ async def _upload(environment: BaseEnvironment, data: bytes, path: str) -> None:
         await environment.upload_file(file.name, path)
 
 
+async def _short_exec(environment: BaseEnvironment, script: str, user: str | None = None) -> ExecResult:
+    try:
+        # Not every backend keeps its own.
+        async with asyncio.timeout(_FILE_TIMEOUT_SEC + GRACE_SEC):
+            return await environment.exec(script, timeout_sec=_FILE_TIMEOUT_SEC, user=user)
+    except TimeoutError as error:
+        raise SandboxNotAnsweringError(
+            f"The sandbox gave no answer within {_FILE_TIMEOUT_SEC + GRACE_SEC:g} s to reading or writing a file"
+        ) from error
+
+
 async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 << 20) -> bytes:
     """The content of a file in the sandbox, read as its default user.
 
@@ -412,6 +425,7 @@ async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 
 
     Raises:
         SandboxFileError: There is no such file, it cannot be read, or it is longer than `max_bytes`.
+        SandboxNotAnsweringError: No answer.
     """
     quoted = shlex.quote(_checked(path))
     # Not a device or a pipe: those never end. `od` where there is no `base64`.
@@ -421,7 +435,7 @@ async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 
         f'if command -v base64 >/dev/null; then head -c {max_bytes + 1} -- "$f" | base64; '
         f'else echo hex; head -c {max_bytes + 1} -- "$f" | od -An -v -tx1; fi'
     )
-    result = await environment.exec(script, timeout_sec=60)
+    result = await _short_exec(environment, script)
     reason, _, encoded = (result.stdout or "").partition("\n")
     if result.return_code or reason:
         raise SandboxFileError(
@@ -441,18 +455,19 @@ async def write_file(environment: BaseEnvironment, path: str, data: bytes) -> No
 
     Raises:
         SandboxFileError: The file cannot be written.
+        SandboxNotAnsweringError: No answer.
     """
     quoted = shlex.quote(_checked(path))
     prepare = f'f={quoted}; case $f in */*) mkdir -p -- "${{f%/*}}/";; esac && '
     encoded = base64.b64encode(data).decode()
     if len(encoded) + len(prepare) <= _LONGEST_INLINE_BYTES - 64:
         script = f'{prepare}printf %s {encoded or chr(39) * 2} | base64 -d >"$f"'
-        result = await environment.exec(script, timeout_sec=60)
+        result = await _short_exec(environment, script)
     else:
         upload = f"/tmp/harbor-trl-{secrets.token_hex(8)}.data"
         await _upload(environment, data, upload)
-        result = await environment.exec(f'{prepare}cat {upload} >"$f"', timeout_sec=60)
-        await environment.exec(f"rm -f {upload}", timeout_sec=60, user="root")
+        result = await _short_exec(environment, f'{prepare}cat {upload} >"$f"')
+        await _short_exec(environment, f"rm -f {upload}", user="root")
     if result.return_code:
         raise SandboxFileError(f"{path!r} in the sandbox cannot be written: {_said(result).strip()[:300]}")
 
