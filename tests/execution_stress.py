@@ -2,7 +2,7 @@
 
     python tests/execution_stress.py bash 2000 500 [--reuse]
 
-Each call's watchdog must end with the call: one that stays kills, at the deadline, what the call left running. And where
+Each call's watchdog must end with the call: one that stays kills, at the deadline, what the call left running. Where
 the command ends as its deadline passes, the text must say what happened: timed out and all killed, or neither.
 """
 

@@ -50,23 +50,28 @@ read_start() {
     started=${20}
 }
 
+# Whether the environment in file $1 carries the mark of call $2.
+is_marked() {
+    while IFS= read -r line || [ "$line" ]; do
+        case $line in *HARBOR_TRL_EXEC="$2"*) return 0 ;; esac
+    done <"$1"
+    return 1
+}
+
 # Marked by: $1.
 slay_now() {
     [ "$pid" ] && { kill -KILL -"$pid" || kill -KILL "$pid"; }
     for pass in 1 2 3; do
         found=
         for environ in /proc/[0-9]*/environ; do
-            while IFS= read -r line || [ "$line" ]; do
-                case $line in *HARBOR_TRL_EXEC="$1"*)
-                    process=${environ%/environ}
-                    # Its group too: a fork bomb is faster than this loop.
-                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] &&
-                        kill -KILL -"$other"
-                    kill -KILL "${process#/proc/}" && found=1
-                    break
-                    ;;
-                esac
-            done <"$environ"
+            is_marked "$environ" "$1" || continue
+            process=${environ%/environ}
+            read -r _ _ _ _ other _ <"$process/stat" || continue
+            # It may have ended meanwhile, and its number be another's.
+            is_marked "$environ" "$1" || continue
+            # Its group too: a fork bomb is faster than this loop.
+            [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] && kill -KILL -"$other"
+            kill -KILL "${process#/proc/}" && found=1
         done
         [ "$found" ] || break
     done
@@ -260,13 +265,7 @@ fifo)
         trap '' XFSZ
         exec >/dev/null 9>&-
         ulimit -f "$blocks"
-        i=0
-        while [ "$i" -lt 9 ]; do
-            cat <&4 >&7 && exit 0
-            # Ended by a signal: the command may end all that is called `cat`.
-            [ "$?" -gt 128 ] || break
-            i=$((i + 1))
-        done
+        cat <&4 >&7 && exit 0
         find_output
         if [ "$(wc -c <"$out")" -ge $((cap * 1024)) ]; then
             cat <&4 &
