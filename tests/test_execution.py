@@ -183,6 +183,8 @@ def test_a_background_process_does_not_hold_the_call_and_lives_on(tools, command
 
 def test_watchdogs_end_with_their_calls(tools):
     """A small run of execution_stress.py."""
+    if tools.name not in ("bash", "ash", "docker"):
+        pytest.skip("one of each kind is enough")
     for at_deadline in (False, True):
         counts = tools.wait(leave_running(tools.environment, 6, at_deadline=at_deadline, at_once=6))
         assert not counts.keys() & {"killed unasked", "timed out, and yet running"}, counts
@@ -599,14 +601,16 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path):
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("bomb", [":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"])
-def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path, bomb):
+def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
     with container(tmp_path, compose="    pids_limit: 100\n") as sandbox:
-        result = run(sandbox, f"echo lit; {bomb}", timeout_sec=5)
-        assert result.text, result
-        # Each call that cannot start its processes ends some of the bomb.
-        texts = [run(sandbox, "echo usable", timeout_sec=20).text for _ in range(5)]
-        assert all(texts) and texts[-1] == "usable\n", texts
+        for bomb in (":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"):
+            result = run(sandbox, f"echo lit; {bomb}", timeout_sec=2)
+            assert result.text, result
+            # Each call that cannot start its processes ends some of the bomb.
+            texts = []
+            while texts[-1:] != ["usable\n"] and len(texts) < 5:
+                texts.append(run(sandbox, "echo usable", timeout_sec=20).text)
+            assert all(texts) and texts[-1] == "usable\n", (bomb, texts)
 
 
 @pytest.mark.docker

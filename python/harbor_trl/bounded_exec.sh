@@ -15,7 +15,7 @@
 # millisecond, and none can be had while a fork bomb runs.
 
 id=$1 seconds=$2 shown=$3 keep=$4 cap=$5 file=$6 command=$HARBOR_TRL_COMMAND
-mark=@@harbor-trl-$id@@
+mark=@@harbor-trl-$id@@ grep=
 printf '%s start\n' "$mark"
 exec 2>/dev/null
 read -r _ _ _ _ own_group _ </proc/self/stat
@@ -39,7 +39,10 @@ slay() {
             [ -z "$started" ] || [ "$started" = "$begun" ] || { pid= && break; }
         done
     fi
+    # Other shells than bash read byte by byte, which takes long where there are many processes.
+    [ "$BASH_VERSION" ] || { grep -qsz . /proc/$$/environ && grep=1; }
     slay_now "$id"
+    slain=
 }
 
 # When process $1 was started; empty if there is none.
@@ -63,7 +66,9 @@ slay_now() {
     [ "$pid" ] && { kill -KILL -"$pid" || kill -KILL "$pid"; }
     for pass in 1 2 3; do
         found=
-        for environ in /proc/[0-9]*/environ; do
+        environs='/proc/[0-9]*/environ'
+        [ "$grep" ] && environs=$(grep -lsz "HARBOR_TRL_EXEC=$1" $environs)
+        for environ in $environs; do
             is_marked "$environ" "$1" || continue
             process=${environ%/environ}
             read -r _ _ _ _ other _ <"$process/stat" || continue
@@ -210,7 +215,7 @@ command -v sleep >/dev/null && {
         esac
         :
     }
-    trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
+    trap '[ "$slain" ] && grep= && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
     # Ends the sleep, not only the wait: it may come before that.
