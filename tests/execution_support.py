@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +98,17 @@ class ScriptedEnvironment:
         await self.inner.upload_file(source_path, target_path)
 
 
+async def late_and_noisy(inner: LocalEnvironment, command: str, kwargs: dict[str, Any]) -> ExecResult:
+    """A backend that takes its time, drops variables, and says more than the command did."""
+    kwargs.pop("env", None)
+    await asyncio.sleep(0.03)
+    result = await inner.exec(command, **kwargs)
+    await asyncio.sleep(0.03)
+    if "HARBOR_TRL_COMMAND" not in command:  # a plain exec of the tests
+        return result
+    return ExecResult(stdout=f"motd\n{result.stdout}bye\n", stderr="noise", return_code=result.return_code)
+
+
 def tool_directory(directory: Path, tools: Sequence[str], **shells: str) -> str:
     """A PATH that holds `tools` and, by name, `shells`."""
     directory.mkdir()
@@ -105,10 +120,27 @@ def tool_directory(directory: Path, tools: Sequence[str], **shells: str) -> str:
     return str(directory)
 
 
+@functools.cache
+def find_busybox() -> str:
+    """This machine's busybox, else that of the test image, which is static."""
+    if found := shutil.which("busybox"):
+        return found
+    file = Path(tempfile.mkdtemp(prefix="harbor-trl-test-"), "busybox")
+    atexit.register(shutil.rmtree, file.parent)
+    with file.open("wb") as output, contextlib.suppress(FileNotFoundError):
+        copy = ["docker", "run", "--rm", "--network", "none", BUSYBOX_IMAGE, "cat", "/bin/busybox"]
+        subprocess.run(copy, stdout=output, stderr=subprocess.DEVNULL)
+    if not file.stat().st_size:
+        pytest.skip("no busybox on this machine, and no image that has it")
+    file.chmod(0o755)
+    return str(file)
+
+
 #: Backends by name, and what each lacks of a full machine.
 LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
 SANDBOXES = [
     *LOCAL,
+    "scripted",
     "bubblewrap",
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker-busybox", marks=pytest.mark.docker),
@@ -124,9 +156,7 @@ def local_environment(name: str, directory: Path, env: dict[str, str] | None = N
     if name == "bash-posix":
         return LocalEnvironment(["/bin/bash", "--posix"], work, path, env)
     if name == "ash":
-        busybox = shutil.which("busybox")
-        if not busybox:
-            pytest.skip("no busybox on this machine")
+        busybox = find_busybox()
         applets = [*TOOLS, "setsid", "sh"]
         path = tool_directory(directory / "bin", [], **dict.fromkeys(applets, busybox))
         return LocalEnvironment([busybox, "ash"], work, path, env)
@@ -173,8 +203,9 @@ def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
 @contextlib.contextmanager
 def live(name: str, directory: Path) -> Iterator[Live]:
     """The sandbox called `name`, started."""
-    if name in LOCAL:
-        sandbox = Live(local_environment(name, directory))
+    if name in LOCAL or name == "scripted":
+        local = local_environment("bash" if name == "scripted" else name, directory)
+        sandbox = Live(ScriptedEnvironment(local, late_and_noisy) if name == "scripted" else local)
         try:
             yield sandbox
         finally:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
+import shlex
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,7 @@ from harbor.environments.base import ExecResult
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from execution_stress import leave_running
 from execution_support import (
     BASE_IMAGE,
     BUSYBOX_IMAGE,
@@ -89,9 +94,21 @@ CASES = [
     Case("killing by name spares us", "kill -TERM $PPID; sleep 0.3; echo alive", "alive\n"),
     Case("a pipe closed early", "yes | head -n 2", "y\ny\n"),
     Case("the mark of another call", "echo @@harbor-trl-0@@ rc=1", "@@harbor-trl-0@@ rc=1\n", needs_tools=False),
-    Case("our own files removed", "rm -rf /tmp/harbor-trl-*; echo there", "there\n"),
+    Case("our own files removed", "rm -rf /tmp/harbor-trl-$HARBOR_TRL_EXEC*; echo there", "there\n"),
     Case("a directory removed below us", "mkdir gone && cd gone && rm -rf ../gone && echo here", "here\n"),
     Case("variables of ours", "echo [$HARBOR_TRL_COMMAND$HARBOR_TRL_WRAPPER]", "[]\n", needs_tools=False),
+    Case("no terminal to ask at", "(cat </dev/tty) 2>/dev/null; echo $?", re.compile(r"[12]\n"), needs_tools=False),
+    Case("an interactive shell", "sh -i 2>/dev/null; echo left", re.compile(r".*left\n", re.S), needs_tools=False),
+    Case(
+        "a missing shell",
+        "exec /no/such/shell",
+        re.compile(r".*o such.*\n\(rc=12[67]\)|.*not found\n\(rc=127\)", re.S),
+        127,
+        False,
+    ),
+    Case(
+        "a missing interpreter", "printf '#!/no/such\n' >x; chmod +x x; ./x; echo $?; rm x", re.compile(r".+\n12[67]\n")
+    ),
     Case("a long command", ": '" + "é'\\''x" * 30_000 + "'; echo $0 $# done", re.compile(r"(ba)?sh 0 done\n")),
 ]
 
@@ -163,6 +180,15 @@ def test_a_background_process_does_not_hold_the_call_and_lives_on(tools, command
             tools.wait(tools.environment.exec(f"kill {pid}"))
 
 
+def test_watchdogs_end_with_their_calls(tools):
+    """A small run of execution_stress.py."""
+    if tools.name not in ("bash", "ash", "docker"):
+        pytest.skip("one of each kind is enough")
+    for at_deadline in (False, True):
+        counts = tools.wait(leave_running(tools.environment, 6, at_deadline=at_deadline, at_once=6))
+        assert not counts.keys() & {"killed unasked", "timed out, and yet running"}, counts
+
+
 def test_what_a_background_process_writes_later_can_be_read(tools):
     result = run(tools, "(sleep 1; echo late; sleep 1) & echo now")
     assert result.text.startswith("now\n[a process in the background still holds the output")
@@ -184,13 +210,34 @@ def test_output_beyond_the_limit_keeps_both_ends_and_the_whole_in_a_file(tools):
     ]
 
 
-@pytest.mark.parametrize("flood", ["yes", "while :; do echo y; done", "trap '' PIPE TERM; yes; yes"])
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "yes",
+        "while :; do echo y; done",
+        "trap '' PIPE TERM; yes; yes",
+        "cat /dev/urandom",
+        "head -c 100000000 /dev/zero",  # one line
+    ],
+)
 def test_a_flood_is_stopped_at_the_cap(tools, flood):
     result = run(tools, flood, output_cap=1 << 18, timeout_sec=60)
     assert not result.timed_out and len(result.text) < 9_000
     note = result.text.splitlines()[-1]
     assert note.startswith("[stopped: the command wrote more than 256 KiB"), note
-    run(tools, "rm -f /tmp/harbor-trl-*")
+    run(tools, f"rm -f {re.search(r'/tmp/harbor-trl-[0-9a-z]+[.]out', result.text)[0]}")
+
+
+def test_killing_all_that_sleeps_is_not_the_deadline(tools):
+    if tools.name in LOCAL or tools.name == "scripted":
+        pytest.skip("this machine has processes of that name")
+    # The first ones keep the container running.
+    kill_all = (
+        "for c in /proc/[0-9]*/comm; do read -r n <$c; p=${c%/comm} p=${p#/proc/}; "
+        '[ "$n" = sleep ] && [ "$p" -gt 15 ] && kill $p; done 2>/dev/null'
+    )
+    result = run(tools, f"echo before; {kill_all}; sleep 0.2; echo after", timeout_sec=20)
+    assert result.text == "before\nafter\n"
 
 
 def test_calls_at_the_same_time_do_not_mix(tools):
@@ -218,12 +265,13 @@ def test_a_killed_shell_gives_what_was_written_until_then(tools):
     assert run(tools, "echo usable").text == "usable\n"
 
 
-def test_calls_leave_nothing_behind(tools):
-    run(tools, "rm -f /tmp/harbor-trl-*; echo x")
+def test_calls_leave_nothing_behind(tools, monkeypatch):
+    numbers = itertools.count(100)
+    monkeypatch.setattr(execution.secrets, "token_hex", lambda size: f"{os.getpid()}ca11{next(numbers)}")
     for command in ("echo x", "exit 3", "kill -9 $$", ": " + "x" * 120_000):
         run(tools, command)
     run(tools, "sleep 5", timeout_sec=1)
-    assert "harbor-trl-" not in (tools.wait(tools.environment.exec("ls -a /tmp")).stdout or "") or tools.name in LOCAL
+    assert f"harbor-trl-{os.getpid()}ca11" not in (tools.wait(tools.environment.exec("ls -a /tmp")).stdout or "")
 
 
 NAMES = ["plain.txt", "with space", "quote'\"$x`", "-rf", "new\nline", "é€😀", "deep/er/down", "*?[a]"]
@@ -259,46 +307,83 @@ def test_a_file_beyond_the_limit_is_not_carried_over(tools):
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 QUOTED = TEXT.map(lambda text: "'" + text.replace("'", "'\\''") + "'")
+IN_DOUBLE_QUOTES = TEXT.map(lambda text: '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"')
+#: Nothing of it runs a program or changes what follows.
+TAME = TEXT.filter(lambda text: not re.search(r"[&<>|;`$(){}!*?\[~/]|exec|kill|wait", text))
 COMMANDS = st.one_of(
-    st.builds("printf '%s\\n' {}".format, QUOTED),
+    st.builds("printf '%s\\n' {}".format, st.one_of(QUOTED, IN_DOUBLE_QUOTES)),
     st.builds("printf %s {} >&2".format, QUOTED),
     st.builds("cat <<'E O F'\n{}\nE O F".format, TEXT),
+    st.builds("cat <<E-O-F\n{}\nE-O-F".format, TEXT.filter(lambda text: not re.search(r"[`$\\]", text))),
     st.builds('x={}; echo "$x" | tr a b'.format, QUOTED),
     st.builds("(exit {}); echo $?".format, st.integers(0, 255)),
-    st.builds("printf '\\{:03o}'".format, st.integers(1, 255)),
+    st.builds("printf '\\{:03o}'".format, st.integers(0, 255)),
     st.builds("seq {} | tail -n 3".format, st.integers(0, 2000)),
-    st.builds("for i in 1 2 3; do echo $i {}; done".format, QUOTED),
+    st.builds("for i in 1 2 3; do echo $i {}; done; echo 4 >&2".format, QUOTED),
+    st.builds("for i in $(seq {}); do printf '%s\\n' {}; done".format, st.integers(0, 2000), QUOTED),
     st.builds(": {}".format, st.integers(90_000, 140_000).map(lambda n: "'" + "é" * (n // 2) + "'")),
-    TEXT.filter(lambda text: not re.search(r"[&<>|;`$(){}!*?\[~/]|exec|kill|wait", text)),
+    st.builds(
+        "printf %s {} | wc -c".format, st.tuples(TEXT, st.integers(1, 3000)).map(lambda it: shlex.quote(it[0] * it[1]))
+    ),
+    st.builds("cat <<'E O F' | tail -c 99\n{}\nE O F".format, st.builds(str.__mul__, TEXT, st.integers(1, 3000))),
+    st.builds("cat; read x; echo $? {}".format, QUOTED),
+    TAME,
 )
+#: How the last command may end the shell; `{}` is a number.
+ENDS = st.one_of(st.just(""), st.builds("\nexit {}".format, st.integers(0, 255)), st.just("\nkill -TERM $$"))
 
 
-@settings(max_examples=max(40, settings().max_examples // 4))
-@given(parts=st.lists(COMMANDS, min_size=1, max_size=4))
-def test_random_commands_give_what_the_same_shell_gives(parts, tmp_path_factory):
-    command = "\n".join(parts)
-    directory = tmp_path_factory.mktemp("random")
-    environment = local_environment("bash", directory)
-    expected = subprocess.run(
-        ["bash", command_file(directory, command)] if len(command.encode()) > 100_000 else ["bash", "-c", command],
-        cwd=environment.directory,
-        env={**execution.TERMINAL_ENV, **environment.env},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    result = asyncio.run(run_command(environment, command, output_limit=10**6, fold=False))
-    text = expected.stdout.decode(errors="replace").replace(f"{directory}/command: ", "bash: ")
+@pytest.fixture(scope="module", params=["bash", "dash", "ash", "bubblewrap"])
+def twin(request, tmp_path_factory) -> Iterator[Live]:
+    with live(request.param, tmp_path_factory.mktemp("twin")) as started_sandbox:
+        started_sandbox.name = request.param
+        yield started_sandbox
+
+
+LONGEST_ARGUMENT = 128 * 1024 - 64
+
+
+def by_subprocess(sandbox: Live, command: str) -> tuple[str, int]:
+    """What the shell of `sandbox`, which is one of this machine, gives: its text, and its code as a shell tells it."""
+    # bubblewrap shows this machine's programs; there is no locale.
+    env = {"PATH": os.environ["PATH"]} if sandbox.name == "bubblewrap" else sandbox.environment.env
+    path = env["PATH"]
+    shell = "bash" if shutil.which("bash", path=path) else "sh"
+    with tempfile.NamedTemporaryFile("w", prefix="command", newline="") as file:
+        file.write(command)
+        file.flush()
+        done = subprocess.run(
+            # Longer than Linux takes an argument to be.
+            [shell, file.name] if len(command.encode()) > LONGEST_ARGUMENT else [shell, "-c", command],
+            executable=shutil.which(shell, path=path),
+            env={**execution.TERMINAL_ENV, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    said = done.stdout.decode(errors="replace").replace(f"{file.name}: ", f"{shell}: ")
+    return said, done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+@settings(max_examples=settings().max_examples // 2 if settings().max_examples > 1000 else 25)
+@given(parts=st.lists(COMMANDS, min_size=1, max_size=4), end=ENDS)
+def test_random_commands_give_what_the_same_shell_gives(parts, end, twin):
+    command = "\n".join(parts) + end
+    text, code = by_subprocess(twin, command)
+    result = run(twin, command, output_limit=10**7, fold=False)
+    notes = [f"(rc={code})"] if code and text else []
+    notes += ["[killed by SIGTERM]"] if code == 143 else []
     if not text:
-        text = f"(empty output, rc={expected.returncode})"
-    elif expected.returncode:
-        text += ("" if text.endswith("\n") else "\n") + f"(rc={expected.returncode})"
-    assert result.text == text
-
-
-def command_file(directory: Path, command: str) -> str:
-    (directory / "command").write_text(command)
-    return str(directory / "command")
+        notes.insert(0, f"(empty output, rc={code})")
+    if notes and text and not text.endswith("\n"):
+        text += "\n"
+    # `exit 130` is told as the signal that it means.
+    shown = re.sub(r"\n\[killed by SIG(?!TERM)\w+\]\Z", "", result.text)
+    text += "\n".join(notes)
+    if len(command.encode()) > LONGEST_ARGUMENT:  # evaluated, and some shells tell so in their messages
+        shown, text = shown.replace("eval: ", ""), text.replace("eval: ", "")
+    assert shown == text
+    assert result.return_code == code
 
 
 # --- backends that delay, cut and fail --------------------------------------------------------------------------------
@@ -368,7 +453,55 @@ def test_noise_around_the_output_is_not_shown(local):
     assert asyncio.run(run_command(ScriptedEnvironment(local, noisy), "echo x")).text == "x\n"
 
 
-def test_an_answer_cut_short_is_completed_from_the_file(local):
+@pytest.mark.parametrize("command", ["echo one; echo two >&2; exit 3", "seq 1 30000", "echo x; sleep 60"])
+def test_an_answer_cut_anywhere_is_never_taken_for_a_whole_one(local, command, monkeypatch):
+    monkeypatch.setattr(execution.secrets, "token_hex", lambda size: "5c" * size)
+    answers: list[str] = []
+
+    async def record(inner, line, kwargs):
+        result = await inner.exec(line, **kwargs)
+        answers.append(result.stdout or "")
+        return result
+
+    async def replay(inner, line, kwargs):
+        return ExecResult(stdout=answers[-1], return_code=0)
+
+    environment = ScriptedEnvironment(local, record)
+    whole = asyncio.run(run_command(environment, command, timeout_sec=1)).text
+    (answer,) = answers
+    environment.script = [replay]
+
+    async def check() -> None:
+        assert (await run_command(environment, command, timeout_sec=1)).text == whole
+        for at in {*range(1, 120), *range(1, len(answer), 997), *range(max(1, len(answer) - 250), len(answer))}:
+            for answers[-1] in (answer[:at], answer[at:]):
+                text = (await run_command(environment, command, timeout_sec=1)).text
+                assert "answer was cut short" in text or text.startswith("[not run: "), (at, text)
+
+    asyncio.run(check())
+    (Path("/tmp") / f"harbor-trl-{'5c' * 8}.out").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("use", [lambda it: read_file(it, "x"), lambda it: write_file(it, "x", b"data")])
+def test_files_of_a_backend_that_never_answers_are_given_up(local, monkeypatch, use):
+    async def never(inner, command, kwargs):
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(execution, "GRACE_SEC", -59.8)
+    with pytest.raises(SandboxNotAnsweringError, match="reading or writing a file"):
+        asyncio.run(use(ScriptedEnvironment(local, never)))
+
+
+def test_what_a_sandbox_lacks_is_logged_once_by_name(tmp_path, caplog):
+    environment = local_environment("nothing-but-sh", tmp_path)
+    with caplog.at_level("INFO", logger="harbor_trl.execution"):
+        for _ in range(2):
+            asyncio.run(run_command(environment, "echo x"))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"sandbox {environment.session_id}: commands run with shell=sh group=job mode=file"]
+
+
+def test_a_lost_answer_is_named(local):
     async def cut(inner, command, kwargs):
         await inner.exec(command, **kwargs)
         return ExecResult(stdout="", return_code=137)
@@ -467,14 +600,16 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path):
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("bomb", [":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"])
-def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path, bomb):
+def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
     with container(tmp_path, compose="    pids_limit: 100\n") as sandbox:
-        result = run(sandbox, f"echo lit; {bomb}", timeout_sec=5)
-        assert result.text, result
-        # Each call that cannot start its processes ends some of the bomb.
-        texts = [run(sandbox, "echo usable", timeout_sec=20).text for _ in range(5)]
-        assert all(texts) and texts[-1] == "usable\n", texts
+        for bomb in (":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"):
+            result = run(sandbox, f"echo lit; {bomb}", timeout_sec=2)
+            assert result.text, result
+            # Each call that cannot start its processes ends some of the bomb.
+            texts = []
+            while texts[-1:] != ["usable\n"] and len(texts) < 5:
+                texts.append(run(sandbox, "echo usable", timeout_sec=20).text)
+            assert all(texts) and texts[-1] == "usable\n", (bomb, texts)
 
 
 @pytest.mark.docker

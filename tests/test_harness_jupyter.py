@@ -7,6 +7,7 @@ import base64
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,9 +38,10 @@ def has(module: str) -> bool:
 class Kernel:
     """A server in a directory of its own, as `install` starts it in a sandbox."""
 
-    def __init__(self, kind: str, seconds: float = 60) -> None:
+    def __init__(self, kind: str, seconds: float = 60, python: str = sys.executable) -> None:
         self.kind = kind
         self.seconds = seconds
+        self.python = python
         # Short: a Unix socket's path is at most 107 bytes long.
         self.scratch = tempfile.TemporaryDirectory(prefix="hk", dir="/tmp")
         self.directory = Path(self.scratch.name)
@@ -52,7 +54,7 @@ class Kernel:
             (self.directory / "hide").mkdir()
             (self.directory / "hide" / "ipykernel.py").write_text("raise ImportError\n")
             env["PYTHONPATH"] = str(self.directory / "hide")
-        command = [sys.executable, "-I", "-S", str(self.directory / "kernel.py"), "serve"]
+        command = [python, "-I", "-S", str(self.directory / "kernel.py"), "serve"]
         self.server = subprocess.Popen(command, env=env, start_new_session=True)
         end = time.monotonic() + 90
         while not (self.directory / "ready").exists() and time.monotonic() < end:
@@ -60,7 +62,7 @@ class Kernel:
         assert (self.directory / "ready").read_text().split()[:2] == ["ready", kind]
 
     def ask(self, *request: str, code: str = "") -> str:
-        client = [sys.executable, "-I", "-S", str(self.directory / "kernel.py"), "client", *request]
+        client = [self.python, "-I", "-S", str(self.directory / "kernel.py"), "client", *request]
         encoded = base64.b64encode(code.encode("utf-8", "surrogatepass"))
         done = subprocess.run(client, input=encoded, capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr
@@ -290,13 +292,44 @@ def test_an_object_with_an_image_is_saved(kernel):
     assert re.fullmatch(r"\[image saved: .*\.png, 7 x 5 pixels\]\n", kernel.run(code))
 
 
-def test_the_kernel_is_written_for_python_3_8():
-    ast.parse(KERNEL.read_text(), feature_version=(3, 8))
-    old = [path for path in ("/usr/bin/python3.8", "/usr/bin/python3.9", "/usr/bin/python3") if os.path.exists(path)]
-    if old:  # newer syntax in f-strings is not told by the line above
-        subprocess.run(
-            [old[0], "-c", "import ast, sys; ast.parse(sys.stdin.read())"], input=KERNEL.read_bytes(), check=True
-        )
+def find_python(version: str) -> str:
+    """An interpreter of this version, on PATH or from pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    for path in (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))):
+        if path:
+            print_version = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+            if subprocess.run(print_version, capture_output=True, text=True).stdout.strip() == version:
+                return str(path)
+    pytest.skip(f"no Python {version} on this machine")
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_the_kernel_runs_on_every_python_from_3_8_on(version):
+    kernel = Kernel("plain", python=find_python(version))
+    try:
+        assert kernel.run("import sys\nx = 40\n'%d.%d' % sys.version_info[:2], x + 2") == f"({version!r}, 42)\n"
+        assert kernel.run("await __import__('asyncio').sleep(0, x)") == "40\n"
+        assert kernel.run("lines = !echo a\nprint(lines, end='')\n%cd /") == "['a']/\n"
+        traceback = kernel.run("def invert(n):\n    return 1 / n\ninvert(0)")
+        assert "return 1 / n" in traceback and "ZeroDivisionError" in traceback and "kernel.py" not in traceback
+        assert "SyntaxError" in kernel.run("a = (") and "SystemExit: 3" in kernel.run("sys.exit(3)")
+        assert kernel.run("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))) is A") == "True\n"
+        text = kernel.run("import time\nprint('begun')\ntime.sleep(60)", seconds=1)
+        assert text.startswith("begun\n") and "interrupted after 1 s" in text
+        assert kernel.run("x") == "40\n"
+        assert LOST in kernel.run("import os\nos.kill(os.getpid(), 9)")
+        assert "NameError" in kernel.run("x")
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_an_older_python_is_named_and_not_used(version, tmp_path):
+    (tmp_path / "python3").symlink_to(find_python(version))
+    shell = shutil.which("sh")
+    command = [shell, "-c", jupyter._start_command()]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert re.fullmatch(rf"no Python 3.8 or newer, python3 is {version}\.\d+\n", done.stdout), done
 
 
 def test_both_halves_know_the_same_words():

@@ -19,7 +19,9 @@ from tiny_model import QUICKSTART
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap runs on Linux only")
 
-STEPS = 10
+#: Of 32 rollouts each.
+CONTROL_STEPS = 4
+TRAINED_STEPS = 7
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +40,21 @@ def test_the_curve_rises_with_the_optimizer_and_stays_flat_without(tmp_path, mon
     model, tokenizer, shown = run.prepare(spec, tmp_path, seed=0)
     assert shown == 0.25
 
-    def curve(learning_rate: float) -> list[float]:
-        log = run.train(spec, copy.deepcopy(model), tokenizer, tmp_path, steps=STEPS, learning_rate=learning_rate)
+    def curve(learning_rate: float, steps: int) -> list[float]:
+        log = run.train(spec, copy.deepcopy(model), tokenizer, tmp_path, steps=steps, learning_rate=learning_rate)
         assert all(entry["harbor/failed"] == 0 for entry in log)
         return [entry["reward"] for entry in log]
 
     def mean(rewards: list[float]) -> float:
         return sum(rewards) / len(rewards)
 
-    control = curve(0.0)
-    trained = curve(run.LEARNING_RATE)
-    # Of 160 rollouts each, so that 0.2 is four standard deviations of chance.
-    assert abs(mean(control[STEPS // 2 :]) - mean(control[: STEPS // 2])) < 0.2, control
+    control = curve(0.0, CONTROL_STEPS)
+    trained = curve(run.LEARNING_RATE, TRAINED_STEPS)
+    # Of 64 rollouts each, so that 0.3 is four standard deviations of chance.
+    half = CONTROL_STEPS // 2
+    assert abs(mean(control[half:]) - mean(control[:half])) < 0.3, control
     assert 0 < mean(control) < 0.5, "the warm-up must leave something to learn, and something to learn from"
-    assert mean(trained[-3:]) > mean(control) + 0.3, (trained, control)
+    assert mean(trained[-2:]) > mean(control) + 0.3, (trained, control)
 
 
 def test_the_warm_up_and_the_trainer_render_the_same_prompt(tmp_path):

@@ -15,7 +15,7 @@
 # millisecond, and none can be had while a fork bomb runs.
 
 id=$1 seconds=$2 shown=$3 keep=$4 cap=$5 file=$6 command=$HARBOR_TRL_COMMAND
-mark=@@harbor-trl-$id@@
+mark=@@harbor-trl-$id@@ grep=
 printf '%s start\n' "$mark"
 exec 2>/dev/null
 read -r _ _ _ _ own_group _ </proc/self/stat
@@ -27,14 +27,38 @@ slay() {
     slain=1
     [ "$base" ] && read -r pid _ <"$base.pid" || read -r pid _ <&6
     if [ "$pid" ]; then
+        read_start "$pid"
+        begun=$started
         kill -TERM -"$pid" || kill -TERM "$pid"
         i=0
         while [ "$i" -lt 10 ] && kill -0 -"$pid"; do
             sleep 0.1 || sleep 1
             i=$((i + 1))
+            # When it has ended, its number may go to somebody else.
+            read_start "$pid"
+            [ -z "$started" ] || [ "$started" = "$begun" ] || { pid= && break; }
         done
     fi
+    # Other shells than bash read byte by byte, which takes long where there are many processes.
+    [ "$BASH_VERSION" ] || { grep -qsz . /proc/$$/environ && grep=1; }
     slay_now "$id"
+    slain=
+}
+
+# When process $1 was started; empty if there is none.
+read_start() {
+    started= line=
+    read -r line <"/proc/$1/stat" || return
+    set -- ${line##*) }
+    started=${20}
+}
+
+# Whether the environment in file $1 carries the mark of call $2.
+is_marked() {
+    while IFS= read -r line || [ "$line" ]; do
+        case $line in *HARBOR_TRL_EXEC="$2"*) return 0 ;; esac
+    done <"$1"
+    return 1
 }
 
 # Marked by: $1.
@@ -42,23 +66,22 @@ slay_now() {
     [ "$pid" ] && { kill -KILL -"$pid" || kill -KILL "$pid"; }
     for pass in 1 2 3; do
         found=
-        for environ in /proc/[0-9]*/environ; do
-            while IFS= read -r line || [ "$line" ]; do
-                case $line in *HARBOR_TRL_EXEC="$1"*)
-                    process=${environ%/environ}
-                    # Its group too: a fork bomb is faster than this loop.
-                    read -r _ _ _ _ other _ <"$process/stat" && [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] &&
-                        kill -KILL -"$other"
-                    kill -KILL "${process#/proc/}" && found=1
-                    break
-                    ;;
-                esac
-            done <"$environ"
+        environs='/proc/[0-9]*/environ'
+        [ "$grep" ] && environs=$(grep -lsz "HARBOR_TRL_EXEC=$1" $environs)
+        for environ in $environs; do
+            is_marked "$environ" "$1" || continue
+            process=${environ%/environ}
+            read -r _ _ _ _ other _ <"$process/stat" || continue
+            # It may have ended meanwhile, and its number be another's.
+            is_marked "$environ" "$1" || continue
+            # Its group too: a fork bomb is faster than this loop.
+            [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] && kill -KILL -"$other"
+            kill -KILL "${process#/proc/}" && found=1
         done
         [ "$found" ] || break
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
-    [ "$pid" ] && alive "$pid" && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+    [ "$pid" ] && [ -e "/proc/$pid" ] && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
 }
 
 find_output() {
@@ -66,11 +89,17 @@ find_output() {
     [ -e "$out" ] || out=/proc/$$/fd/8
 }
 
-# Not a zombie either, which `kill -0` takes for alive.
+# Whether this child runs. Not a zombie, which `kill -0` takes for alive, nor another process that has its number by now:
+# bash waits for children unasked.
 alive() {
     kill -0 "$1" || return 1
-    read -r _ _ state _ <"/proc/$1/stat" || state=
-    [ "$state" != Z ]
+    read -r _ _ state parent _ <"/proc/$1/stat" || state= parent=$$
+    [ "$state" != Z ] && [ "$parent" = $$ ]
+}
+
+# Whole seconds of a clock that nobody sets.
+read_clock() {
+    IFS=. read -r now _ </proc/uptime || now=
 }
 
 # cgroup v2, v1.
@@ -115,7 +144,7 @@ print_with_builtins() {
 
 report() {
     count_oom_kills
-    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s\n' "$mark" \
+    printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s end\n' "$mark" \
         "$status" "${size:-0}" "$timed_out" "${over:-0}" "$lost" "${exhausted:-0}" "$held" "$((oom_kills - oom_before))" \
         "$mode" "$shell" "$group" "$kept"
     reported=1
@@ -170,25 +199,45 @@ timed_out=0 lost=0 held=0 alarm=
 trap : TERM INT HUP
 # Until the watchdog has handlers of its own, a signal must not end it.
 trap '' USR1 USR2
+# Without `sleep`, only the caller keeps the deadline.
+watchdog=
+command -v sleep >/dev/null && {
 (
     trap - EXIT
-    # Without it, only the caller keeps the deadline.
-    command -v sleep >/dev/null || exit 0
     exec >/dev/null 7>&- 8<&-
-    trap '[ "$slain" ] && slay_now "$id"; kill -USR2 $$' EXIT
+    # A signal sent before the handlers stood is lost, but what it said is in the file.
+    look_up() {
+        line=
+        [ "$base" ] && read -r line <"$base.pid"
+        case $line in
+        over) kill $!; exit 0 ;;
+        ended) ended=1 ;;
+        esac
+        :
+    }
+    trap '[ "$slain" ] && grep= && slay_now "$id"; kill -USR2 $$' EXIT
     trap : TERM INT HUP
     trap 'kill $!; exit 0' USR1
     # Ends the sleep, not only the wait: it may come before that.
     trap 'ended=1; kill $!' USR2
-    sleep "$seconds" &
-    # A signal sent before the handlers stood is lost; what it said is in the file, or the file is gone already.
-    [ -z "$base" ] || read -r line <"$base.pid" || line=over
-    [ "$line" = over ] && { kill $!; exit 0; }
-    [ "$ended" ] || [ "$line" = ended ] || wait $!
-    if [ "$ended" ] || [ "$line" = ended ]; then
+    read_clock
+    end=$((now + seconds))
+    while :; do
+        sleep "$((end - now))" &
+        look_up
+        [ "$ended" ] || wait $!
+        # The command may end all that is called `sleep`.
+        read_clock
+        { [ "$ended" ] || [ "${now:-$end}" -ge "$end" ]; } && break
+    done
+    # From here on it is decided: a call that is over by now ends without a word, any other has timed out.
+    trap '' USR1 USR2
+    look_up
+    if [ "$ended" ]; then
         kill $!
-        # The command is over; if its output does not end soon, a background process holds it.
-        while :; do
+        trap 'kill $!; exit 0' USR1
+        # If its output does not end soon, a background process holds it.
+        while look_up; do
             sleep 0.2 &
             wait $!
             kill -USR2 $$ || exit 0
@@ -199,6 +248,7 @@ trap '' USR1 USR2
     sleep 0.1
 ) &
 watchdog=$!
+}
 trap 'timed_out=1' USR1
 trap 'alarm=1' USR2
 trap 'lost=1' ALRM
@@ -283,12 +333,19 @@ direct)
     done
     ;;
 esac
-if [ "$timed_out" = 1 ]; then
-    while alive "$watchdog"; do wait "$watchdog"; done
-else
+if [ "$watchdog" ] && [ "$timed_out" = 0 ]; then
     [ "$base" ] && echo over >"$base.pid"
     kill -USR1 "$watchdog"
 fi
+# It must not outlive this call, and it may have begun to kill when it was told: then it has said so before it ends.
+while [ "$watchdog" ] && alive "$watchdog"; do
+    if [ "$base" ] || [ "$timed_out" = 1 ]; then
+        wait "$watchdog"
+    else
+        sleep 0.02
+        kill -USR1 "$watchdog"
+    fi
+done
 trap '' USR1 USR2
 [ "$file" ] && rm -f "$file"
 

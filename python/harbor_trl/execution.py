@@ -42,8 +42,9 @@ GRACE_SEC = 30
 
 # Redraws fold to little, so more than the limit is worth sending. Four bytes make any character.
 _LEAST_SENT_BYTES = 32 * 1024
-# Linux takes no argument and no variable beyond 128 KiB.
-_LONGEST_INLINE_BYTES = 100_000
+# Linux takes no argument and no variable beyond 128 KiB; some of it are names and what stands around the data.
+_LONGEST_INLINE_BYTES = 128 * 1024 - 64
+_FILE_TIMEOUT_SEC = 60
 _DIRECTORIES = ("/tmp", "/dev/shm", "/var/tmp")
 
 
@@ -272,10 +273,7 @@ class _WrappedCall:
         self.mark = f"@@harbor-trl-{self.id}@@"
 
     async def run(self) -> BoundedOutput | CommandResult:
-        file = ""
-        if len(self.command) > _LONGEST_INLINE_BYTES:
-            file = f"/tmp/harbor-trl-{self.id}.sh"
-            await _upload(self.environment, self.command, file)
+        file = "" if len(self.command) <= _LONGEST_INLINE_BYTES else await self._send()
         result = await self._exec(file)
         output = self._parse(result)
         if output is None and self.known.carries_env and not result.return_code:
@@ -292,6 +290,11 @@ class _WrappedCall:
             return output
         return await self._explain(result)
 
+    async def _send(self) -> str:
+        file = f"/tmp/harbor-trl-{self.id}.sh"
+        await _upload(self.environment, self.command, file)
+        return file
+
     async def _exec(self, file: str, cwd: str | None = None) -> ExecResult:
         arguments = " ".join(["set --", self.id, str(self.seconds), *map(str, self.sizes), file])
         command = "" if file else self.command.decode()
@@ -301,12 +304,15 @@ class _WrappedCall:
             line = f'{arguments}; eval "$HARBOR_TRL_WRAPPER"'
             return await self.environment.exec(line, cwd=cwd, env=env, timeout_sec=client_timeout)
         line = f"HARBOR_TRL_COMMAND={shlex.quote(command)}; {arguments}\n{_wrapper()}"
+        if not file and len(line.encode()) > _LONGEST_INLINE_BYTES:
+            return await self._exec(await self._send(), cwd)
         return await self.environment.exec(line, cwd=cwd, timeout_sec=client_timeout)
 
     def _parse(self, result: ExecResult) -> BoundedOutput | None:
         """None if the wrapper did not come to its end."""
         before, found, report = (result.stdout or "").rpartition(f"{self.mark} rc=")
         _, started, output = before.partition(f"{self.mark} start\n")
+        report, found, _ = report.partition(" end\n") if found else ("", "", "")
         if not found or not started:
             return None
         fields = dict(field.partition("=")[::2] for field in f"rc={report}".split())
@@ -341,12 +347,17 @@ class _WrappedCall:
         self.known.tools = tools
 
     async def _explain(self, result: ExecResult) -> CommandResult:
-        said = ((result.stdout or "") + (result.stderr or "")).replace(f"{self.mark} start\n", "").strip()
-        started = f"{self.mark} start" in (result.stdout or "")
+        said = _said(result).strip()
+        # Something of the wrapper is there, so it ran.
+        started = self.mark in (result.stdout or "")
         code = result.return_code
         if started:
             rest = await self._recover()
-            note = f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
+            note = (
+                f"[the command killed the shell that ran it (rc={code}), and maybe other processes of the sandbox]"
+                if code
+                else "[the sandbox's answer was cut short: the command ran, how it ended is not known]"
+            )
             text = "\n".join(part for part in (rest.text.rstrip("\n") if rest else "", note) if part)
             return CommandResult(text, code or 125, broken=rest is None or rest.broken)
         return _refused(said, code)
@@ -393,6 +404,17 @@ async def _upload(environment: BaseEnvironment, data: bytes, path: str) -> None:
         await environment.upload_file(file.name, path)
 
 
+async def _short_exec(environment: BaseEnvironment, script: str, user: str | None = None) -> ExecResult:
+    try:
+        # Not every backend keeps its own.
+        async with asyncio.timeout(_FILE_TIMEOUT_SEC + GRACE_SEC):
+            return await environment.exec(script, timeout_sec=_FILE_TIMEOUT_SEC, user=user)
+    except TimeoutError as error:
+        raise SandboxNotAnsweringError(
+            f"The sandbox gave no answer within {_FILE_TIMEOUT_SEC + GRACE_SEC:g} s to reading or writing a file"
+        ) from error
+
+
 async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 << 20) -> bytes:
     """The content of a file in the sandbox, read as its default user.
 
@@ -403,6 +425,7 @@ async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 
 
     Raises:
         SandboxFileError: There is no such file, it cannot be read, or it is longer than `max_bytes`.
+        SandboxNotAnsweringError: No answer.
     """
     quoted = shlex.quote(_checked(path))
     # Not a device or a pipe: those never end. `od` where there is no `base64`.
@@ -412,7 +435,7 @@ async def read_file(environment: BaseEnvironment, path: str, max_bytes: int = 1 
         f'if command -v base64 >/dev/null; then head -c {max_bytes + 1} -- "$f" | base64; '
         f'else echo hex; head -c {max_bytes + 1} -- "$f" | od -An -v -tx1; fi'
     )
-    result = await environment.exec(script, timeout_sec=60)
+    result = await _short_exec(environment, script)
     reason, _, encoded = (result.stdout or "").partition("\n")
     if result.return_code or reason:
         raise SandboxFileError(
@@ -432,18 +455,19 @@ async def write_file(environment: BaseEnvironment, path: str, data: bytes) -> No
 
     Raises:
         SandboxFileError: The file cannot be written.
+        SandboxNotAnsweringError: No answer.
     """
     quoted = shlex.quote(_checked(path))
     prepare = f'f={quoted}; case $f in */*) mkdir -p -- "${{f%/*}}/";; esac && '
     encoded = base64.b64encode(data).decode()
-    if len(encoded) <= _LONGEST_INLINE_BYTES:
+    if len(encoded) + len(prepare) <= _LONGEST_INLINE_BYTES - 64:
         script = f'{prepare}printf %s {encoded or chr(39) * 2} | base64 -d >"$f"'
-        result = await environment.exec(script, timeout_sec=60)
+        result = await _short_exec(environment, script)
     else:
         upload = f"/tmp/harbor-trl-{secrets.token_hex(8)}.data"
         await _upload(environment, data, upload)
-        result = await environment.exec(f'{prepare}cat {upload} >"$f"', timeout_sec=60)
-        await environment.exec(f"rm -f {upload}", timeout_sec=60, user="root")
+        result = await _short_exec(environment, f'{prepare}cat {upload} >"$f"')
+        await _short_exec(environment, f"rm -f {upload}", user="root")
     if result.return_code:
         raise SandboxFileError(f"{path!r} in the sandbox cannot be written: {_said(result).strip()[:300]}")
 

@@ -11,17 +11,20 @@ Needs transformers for the tools' schemas, and Harbor and a sandbox backend for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,12 +112,26 @@ def harness_findings(
         from harbor_trl.rollout import preflight
 
         preflight(environment_type, {})
-        with tempfile.TemporaryDirectory() as scratch:
+        with _scratch_directory() as scratch:
             options = RolloutOptions(trials_dir=os.path.join(scratch, "trials"), keep_trials="none")
             task = os.fspath(task_dir) if task_dir is not None else _write_task(Path(scratch, "task"))
             findings += _not_started(build(options), calls, os.path.join(scratch, "missing"))
             findings += _stopped(build(options), calls, task)
     return findings
+
+
+@contextlib.contextmanager
+def _scratch_directory() -> Iterator[str]:
+    """Removed in the end, also while rollouts that are over still tidy up in it."""
+    path = tempfile.mkdtemp(prefix="harbor-trl-")
+    try:
+        yield path
+    finally:
+        for _ in range(100):
+            shutil.rmtree(path, ignore_errors=True)
+            if not os.path.exists(path):
+                break
+            time.sleep(0.1)
 
 
 def tools_of(harness: type[HarborEnv]) -> dict[str, Callable[..., Any]]:

@@ -26,11 +26,13 @@ for d in /dev/shm /tmp /var/tmp "$HOME"; do d=$d/.harbor-trl-jupyter; [ -S "$d/s
 
 _NO_PYTHON = "no Python 3.8 or newer"
 _START = f"""\
-for p in python3 python ''; do
-  [ -n "$p" ] && command -v "$p" >/dev/null && "$p" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null &&
-    break
+old=
+for p in python3 python python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python3.8 ''; do
+  [ -n "$p" ] && command -v "$p" >/dev/null || continue
+  "$p" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null && break
+  old="$old, $p is $("$p" -c 'import sys; print(sys.version.split()[0])' 2>&1)"
 done
-if [ -z "$p" ]; then echo '{_NO_PYTHON}'; else printf %s '@SOURCE@' | "$p" -c '
+if [ -z "$p" ]; then echo "{_NO_PYTHON}$old"; else printf %s '@SOURCE@' | "$p" -c '
 import binascii, sys
 source = binascii.a2b_base64(sys.stdin.buffer.read())
 space = {{"__name__": "install"}}
@@ -61,10 +63,11 @@ class JupyterEnv(HarborBashEnv):
         started = await self._env.exec(_start_command(), timeout_sec=_START_TIMEOUT_SEC)
         said = f"{started.stdout or ''}{started.stderr or ''}".strip()
         if _NO_PYTHON in said:
+            old = said.rpartition(f"{_NO_PYTHON}, ")[2] if f"{_NO_PYTHON}, " in said else ""
             raise UnsupportedTaskError(
                 "The jupyter harness needs Python 3.8 or newer in the task's image, as `python3` or `python` on PATH, "
-                "and this image has none: use agent='terminal' for this task, or leave it out "
-                "(HarborSpec(indices=...))."
+                f"and this image has none{f' ({old[:200]})' if old else ''}: use agent='terminal' for this task, or "
+                "leave it out (HarborSpec(indices=...))."
             )
         if not said.startswith("ready "):
             raise RuntimeError(f"The jupyter harness could not start its kernel in the sandbox: {said[-1000:]}")
