@@ -233,7 +233,7 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
     (suite / "t1" / "environment" / "Dockerfile").write_text("FROM x\n\nCOPY gone /\n")
     make_task(suite / "t3", toml="[agent]\ntimeout_sec = 'long'\n")
     for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
-        spec = HarborSpec(suite)
+        spec = HarborSpec(suite, environment_type="bubblewrap")
         getattr(spec, first)
         with pytest.raises(
             SuiteError, match=r"3 of 6 tasks cannot be used(.|\n)*t0/instruction.md: (.|\n)*t1/environm"
@@ -309,6 +309,7 @@ def test_a_plain_factory_is_a_partial_of_the_harness(suite: Path) -> None:
 def test_options_reach_the_environment(suite: Path) -> None:
     spec = HarborSpec(
         suite,
+        environment_type="bubblewrap",
         max_sandboxes=3,
         output_limit=500,
         reward_key="r",
@@ -327,6 +328,65 @@ def test_options_reach_the_environment(suite: Path) -> None:
 def test_options_out_of_range_are_refused_at_once(suite: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):
         HarborSpec(suite, **option)
+
+
+# --- mistakes in the configuration, found when a trainer is built
+
+WRONG = [
+    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "Unknown environment_type 'bublewrap'.*bubblewrap"),
+    pytest.param({"environment_type": "no.such.module:Class"}, RuntimeError, "no.such.module"),
+    pytest.param({"environment_type": "e2b"}, RuntimeError, "environment_type='e2b' cannot be used here"),
+    pytest.param({"environment_kwargs": {"memory_mb": 64}}, ValueError, "memory_mb.*'kwargs'"),
+    pytest.param({"environment_kwargs": {"override_cpus": "all"}}, ValueError, "environment_kwargs.*override_cpus"),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, RuntimeError, "memory_gb"),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, RuntimeError, "memory_mb"),
+    pytest.param({"trials_dir": "/proc/trials"}, ValueError, "trials_dir"),
+    pytest.param({"trials_dir": __file__ + "/trials"}, ValueError, "is no directory"),
+    pytest.param({"agent": "no.such.module:Class"}, ValueError, "no.such.module"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
+def test_what_no_rollout_could_run_with_is_an_error_before_a_trainer_is_built(
+    suite: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    spec = HarborSpec(suite, **{"environment_type": "bubblewrap", **options})
+    for one in (spec, pickle.loads(pickle.dumps(spec))):
+        with pytest.raises(error, match=message) as caught:
+            _ = one.environment_factory
+        assert isinstance(caught.value, HarborTrlError | ValueError)
+
+
+def test_a_backend_that_is_not_here_is_an_error_without_starting_or_importing_what_a_model_needs(suite: Path) -> None:
+    script = """
+import sys
+from harbor_trl import HarborSpec
+from harbor_trl.errors import SandboxUnavailableError
+try:
+    HarborSpec(sys.argv[1], environment_type="docker").environment_factory
+except SandboxUnavailableError as error:
+    print(error)
+print(sorted({"torch", "trl", "transformers"} & sys.modules.keys()))
+import harbor_trl.engine
+print(harbor_trl.engine._engine)
+"""
+    environment = {**os.environ, "PATH": "/nowhere"}
+    out = subprocess.check_output([sys.executable, "-c", script, suite], env=environment, text=True).splitlines()
+    assert "Docker is not installed" in out[0] and "environment_type='docker'" in out[0]
+    assert out[1:] == ["[]", "None"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"environment_type": None}, "environment_type=None"),
+        ({"num_tasks": "2"}, "num_tasks takes integers, not '2'"),
+        ({"indices": [0, 1.5]}, "indices takes integers, not 1.5"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(suite: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        HarborSpec(suite, **options)
 
 
 def test_the_reward_function_is_the_outcome(suite: Path) -> None:
@@ -438,7 +498,8 @@ def test_a_harness_from_a_file_and_its_factory_reach_a_spawned_process(
 ) -> None:
     write_harness(tmp_path / "harness.py")
     monkeypatch.chdir(tmp_path)
-    factory = HarborSpec("any/suite", agent="harness.py:EchoEnv", output_limit=300).environment_factory
+    spec = HarborSpec("any/suite", agent="harness.py:EchoEnv", environment_type="bubblewrap", output_limit=300)
+    factory = spec.environment_factory
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(call_echo, (factory, resolve_harness("harness.py:EchoEnv"))) == "echo:hi"
 

@@ -22,18 +22,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harbor.environments.base import BaseEnvironment
+from harbor.environments.factory import EnvironmentFactory
 from harbor.models.task.task import Task, strip_canary
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 from harbor.verifier.verifier import VerifierOutputParseError
+from pydantic import ValidationError
 
 from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
 from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
-from harbor_trl.errors import RewardKeyError, SandboxNotAnsweringError
+from harbor_trl.errors import NothingWorksError, RewardKeyError, SandboxNotAnsweringError, SandboxUnavailableError
 from harbor_trl.execution import run_command
 from harbor_trl.options import RolloutOptions
 from harbor_trl.repair import needs_repair, repair_copies
@@ -696,11 +698,12 @@ def _one_line(error: BaseException | str) -> str:
 
 
 def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> None:
-    """Check once that the backend can run on this machine at all.
+    """Check that the backend exists, takes its options and can run on this machine; starts no sandbox.
 
     Raises:
         SandboxUnavailableError: It cannot; says why and what to do.
-        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore.
+        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore, or
+            a value that it does not take.
     """
     if unknown := sorted(set(environment_kwargs) - set(EnvironmentConfig.model_fields)):
         raise ValueError(
@@ -708,14 +711,31 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
             f"({', '.join(EnvironmentConfig.model_fields)}). Options of the backend itself go into its 'kwargs': "
             f"environment_kwargs={{'kwargs': {{{unknown[0]!r}: ...}}}}."
         )
-    from harbor.environments.factory import EnvironmentFactory
-
-    from harbor_trl.errors import SandboxUnavailableError
-
-    config = EnvironmentConfig(**environment_for(environment_type, environment_kwargs))
+    fields = environment_for(environment_type, environment_kwargs)
+    try:
+        config = EnvironmentConfig(**fields)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ValueError(f"environment_kwargs does not fit Harbor's EnvironmentConfig: {wrong}.") from error
     try:
         EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
+        EnvironmentFactory.validate_resource_policies(config)
     except SandboxUnavailableError:
         raise
     except (Exception, SystemExit) as error:  # Harbor's backends leave by SystemExit where a credential is missing
         raise SandboxUnavailableError(f"environment_type={environment_type!r} cannot be used here: {error}") from error
+
+
+def require_writable(directory: Path) -> None:
+    """Check that trial directories can be made in `directory`, which need not exist yet; makes nothing.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    existing = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "cannot be written to" if existing.is_dir() else "is no directory"
+        raise ValueError(
+            f"trials_dir={os.fspath(directory)!r}: {existing} {what}, and each rollout needs a directory there. Choose "
+            "another with HarborSpec(..., trials_dir=...)."
+        )

@@ -75,7 +75,10 @@ class HarborSpec:
         HubError: From the properties: the repo cannot be listed or downloaded.
         HarnessError: `agent` names no harness.
         HarnessTypeError: `agent` is not a `HarborEnv` subclass.
-        ValueError: An option is out of range.
+        SandboxUnavailableError: From `environment_factory`: the backend does not exist, or cannot run on this machine.
+        ValueError: An option is out of range. From `environment_factory`: `environment_kwargs` or `trials_dir` cannot
+            be used.
+        TypeError: An option has the wrong type.
     """
 
     def __init__(
@@ -102,12 +105,16 @@ class HarborSpec:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
         if on_invalid not in ("raise", "skip"):
             raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
+        if not isinstance(environment_type, str):
+            raise TypeError(
+                f"environment_type={environment_type!r}: name the sandbox backend, for instance 'docker' or 'bubblewrap'."
+            )
         check_harness(agent)
         self._dataset = dataset
         self._agent = agent
         self._environment_type = environment_type
-        self._num_tasks = None if num_tasks is None else operator.index(num_tasks)
-        self._indices = None if indices is None else [operator.index(index) for index in indices]
+        self._num_tasks = None if num_tasks is None else _integer("num_tasks", num_tasks)
+        self._indices = None if indices is None else [_integer("indices", index) for index in indices]
         self._include_metadata = include_metadata
         self._on_invalid = on_invalid
         self._revision = revision
@@ -149,10 +156,21 @@ class HarborSpec:
 
     @cached_property
     def environment_factory(self) -> Callable[[], HarborEnv]:
-        """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles."""
-        harness = resolve_harness(self._agent)
+        """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles.
+
+        Also checks that rollouts can be run at all: backend, its options, `trials_dir`. Starts no sandbox.
+        """
+        from harbor_trl.env import require_usable
+
+        factory = self._factory()
+        # The trainer asks for this before it loads a model; in the first rollout an error would cost much more.
+        require_usable(self._environment_type, self._options)
         if "train_dataset" in self.__dict__:
             self._refuse_unusable()
+        return factory
+
+    def _factory(self) -> Callable[[], HarborEnv]:
+        harness = resolve_harness(self._agent)
         if self._options == RolloutOptions():
             return functools.partial(harness, environment_type=self._environment_type)
         return functools.partial(harness, environment_type=self._environment_type, options=self._options)
@@ -269,6 +287,13 @@ class HarborSpec:
         return suite, select_tasks(
             len(suite), num_tasks=self._num_tasks, indices=self._indices, suite=os.fspath(suite.root)
         )
+
+
+def _integer(option: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{option} takes integers, not {value!r} ({type(value).__name__}).") from None
 
 
 def _count(number: int, noun: str) -> str:
