@@ -212,6 +212,7 @@ class HarborEnv:
 
         Raises:
             RewardKeyError: The task's verifier gives several rewards, and `reward_key` does not say which is meant.
+            NothingWorksError: `give_up_after` rollouts have failed, and none has not.
         """
         outcome = self._outcome()
         if outcome is None:

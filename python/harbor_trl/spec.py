@@ -68,6 +68,8 @@ class HarborSpec:
         repair_copies: Put the files that a task's Dockerfile COPYs into the sandbox after its start. Default: on
             backends that are known to drop them.
         output_limit: Characters of output that a tool call returns. Default: 8,000.
+        give_up_after: End the run with an error when the first so many rollouts of a process have all failed for
+            reasons that no policy can cause. Once one has had a verdict, failures never end the run. None: never.
 
     Raises:
         SuiteError: `num_tasks` and `indices` are both given. From the properties: no such suite, no task in it, a
@@ -100,6 +102,7 @@ class HarborSpec:
         start_timeout: float | None = None,
         repair_copies: bool | None = None,
         output_limit: int | None = None,
+        give_up_after: int | None = 32,
     ) -> None:
         if num_tasks is not None and indices is not None:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
@@ -107,7 +110,7 @@ class HarborSpec:
             raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
         if not isinstance(environment_type, str):
             raise TypeError(
-                f"environment_type={environment_type!r}: name the sandbox backend, for instance 'docker' or 'bubblewrap'."
+                f"environment_type={environment_type!r}: name the backend of the sandboxes, such as 'docker'."
             )
         check_harness(agent)
         self._dataset = dataset
@@ -126,6 +129,7 @@ class HarborSpec:
             max_sandboxes=max_sandboxes,
             start_timeout=start_timeout,
             repair_copies=repair_copies,
+            give_up_after=give_up_after,
             **({} if output_limit is None else {"output_limit": output_limit}),
         )
 
