@@ -170,13 +170,14 @@ def test_a_suite_without_tasks_and_a_path_without_a_suite_are_errors(tmp_path: P
     (tmp_path / "empty" / ".hidden" / "t").mkdir(parents=True)
     (tmp_path / "empty" / ".hidden" / "t" / "task.toml").touch()
     (tmp_path / "file").touch()
-    for path, message in (("empty", "no task in it"), ("file", "file"), ("missing", "No directory")):
+    for path, message in (("empty", "no task in it"), ("file", "file"), ("missing", "There is no directory")):
         with pytest.raises(SuiteError, match=message):
             _ = HarborSpec(tmp_path / path).train_dataset
         with pytest.raises(SuiteError, match=message):
             _ = HarborSpec(str(tmp_path / path)).train_dataset
-    with pytest.raises(SuiteError, match="owner/name"):
-        _ = HarborSpec("just-a-name").train_dataset
+    for name in ("just-a-name", "./nowhere", "../nowhere", "~/nowhere", "a/b/c"):
+        with pytest.raises(SuiteError, match=r"There is no directory /.*owner/name"):
+            _ = HarborSpec(name).train_dataset
 
 
 def test_a_revision_does_not_apply_to_a_directory(suite: Path) -> None:
@@ -220,7 +221,7 @@ def test_broken_tasks_can_be_skipped_with_one_warning(tmp_path: Path) -> None:
     spec = HarborSpec(suite, on_invalid="skip")
     with pytest.warns(UserWarning, match="1 of 3 tasks cannot be used") as caught:
         dataset = spec.train_dataset
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     assert dataset["task_index"][:] == [0, 2]
     assert [task.task_id for task in spec.broken_tasks] == ["t1"]
     with pytest.raises(SuiteError, match="no chosen task is left"):
@@ -240,7 +241,7 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
         ):
             getattr(spec, second)
     make_task(suite / "t4", toml="a = ")
-    with pytest.raises(SuiteError, match=r"1 of 6 tasks cannot be used(.|\n)*t4/task.toml"):
+    with pytest.raises(SuiteError, match=r"4 of 6 tasks cannot be used(.|\n)*t0/instr(.|\n)*t4/task.toml"):
         _ = HarborSpec(suite).train_dataset
     spec = HarborSpec(suite, indices=[5, 3, 1, 2, 5, 4], on_invalid="skip")
     with pytest.warns(UserWarning, match="3 of 6 tasks cannot be used"):
@@ -472,6 +473,14 @@ def test_what_is_no_harness_is_a_type_error(agent: Any) -> None:
     with pytest.raises(HarnessTypeError) as caught:
         HarborSpec("any/suite", agent=agent)
     assert isinstance(caught.value, TypeError)
+
+
+def test_an_object_that_is_no_harness_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "hunter2")
+    for agent in ("os:environ", os.environ):
+        with pytest.raises(HarnessTypeError, match="_Environ") as caught:
+            resolve_harness(agent)  # type: ignore[arg-type]
+        assert "hunter2" not in str(caught.value)
 
 
 def test_a_class_in_a_file_that_is_no_harness_is_a_type_error(tmp_path: Path) -> None:
