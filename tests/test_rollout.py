@@ -387,6 +387,24 @@ def test_rollouts_that_the_trainer_gave_up_say_nothing_of_the_configuration(tmp_
     assert env.reward == 0.0
 
 
+def test_an_engine_that_answers_too_late_is_down_also_if_its_client_ends_just_then(monkeypatch):
+    from harbor_trl.environments import health
+
+    class EndsJustThen:
+        async def wait(self):
+            await asyncio.sleep(60)
+
+        def kill(self):
+            raise ProcessLookupError
+
+    async def start(*args, **kwargs):
+        return EndsJustThen()
+
+    monkeypatch.setattr(health, "_PROBE_TIMEOUT_SEC", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    assert asyncio.run(health._engine_answers("docker")) is False
+
+
 # ── full disks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

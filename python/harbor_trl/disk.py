@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import tempfile
@@ -73,6 +74,7 @@ async def _docker(*arguments: str) -> str:
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            process.kill()
         raise
     return output.decode(errors="replace")
