@@ -323,8 +323,31 @@ def test_options_reach_the_environment(suite: Path) -> None:
     assert (options.keep_trials, options.environment_kwargs) == ("all", {"env": {"A": "b"}})
 
 
+def test_the_options_in_the_readme_run_a_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    (block,) = [block for block in readme.split("```python\n") if "give_up_after" in block]
+    make_task(tmp_path / "path/to/suite/task", test="echo 0.5 > /logs/verifier/reward.txt\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"HarborSpec": HarborSpec}
+    exec(block.split("```")[0], names)
+    spec = names["spec"]
+    (row,) = spec.train_dataset
+    env = spec.environment_factory()
+    env.reset(**row)
+    assert env.bash("echo $LANG") == "C.UTF-8\n"
+    assert outcome_reward(environments=[env]) == [0.5]
+    assert env._trial_dir.is_relative_to(tmp_path / "runs/trials") and env._trial_dir.is_dir()
+
+
 @pytest.mark.parametrize(
-    "option", [{"max_sandboxes": 0}, {"start_timeout": -1}, {"keep_trials": "some"}, {"on_invalid": "ignore"}]
+    "option",
+    [
+        {"max_sandboxes": 0},
+        {"start_timeout": -1},
+        {"keep_trials": "some"},
+        {"on_invalid": "ignore"},
+        {"give_up_after": 0},
+    ],
 )
 def test_options_out_of_range_are_refused_at_once(suite: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):
