@@ -36,7 +36,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 def test_check_exits_0_without_findings_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     assert main(["check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "1 task: 1 without a finding, 0 with errors\n"
+    assert capsys.readouterr().out == "1 task: 1 without a finding, 0 with errors, 0 with warnings\n"
     assert main(["check", str(tmp_path), "--json"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -49,7 +49,7 @@ def test_check_exits_1_and_counts_by_kind(tmp_path: Path, capsys: pytest.Capture
     assert out.splitlines()[-3:] == [
         "      1  error    config-value",
         "      1  warning  no-timeout",
-        "3 tasks: 1 without a finding, 1 with errors",
+        "3 tasks: 1 without a finding, 1 with errors, 1 with warnings",
     ]
 
 
@@ -120,7 +120,9 @@ def test_index_prints_the_table_of_the_dataset(tmp_path: Path, capsys: pytest.Ca
     from pyarrow import parquet
 
     assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == expected
-    assert "2 tasks: 2 in the table, 0 refused" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 tasks: 2 in the table, 0 refused\n" in out
+    assert out.endswith(f"written to {tmp_path}/out.parquet\n")
 
 
 def test_index_names_refused_tasks_and_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +132,40 @@ def test_index_names_refused_tasks_and_exits_1(tmp_path: Path, capsys: pytest.Ca
     captured = capsys.readouterr()
     assert [row["task_id"] for row in objects(captured.out)] == ["a"]
     assert f"{tmp_path}/b/task.toml:1:5" in captured.err
+
+
+def test_index_leaves_out_what_a_run_would_refuse_as_on_invalid_skip_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from harbor_trl import HarborSpec
+
+    for name in "abc":
+        make_task(tmp_path / name)
+    (tmp_path / "b" / "instruction.md").unlink()
+    (tmp_path / "c" / "environment" / "Dockerfile").write_text("FROM x\nCOPY gone /\n")
+    with pytest.warns(UserWarning, match="2 of 3 tasks"):
+        expected = HarborSpec(tmp_path, on_invalid="skip").train_dataset["task_id"][:]
+    assert main(["index", str(tmp_path), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert [row["task_id"] for row in objects(captured.out)] == expected == ["a"]
+    assert f"{tmp_path}/b/instruction.md" in captured.err and f"{tmp_path}/c/environment/Dockerfile:2" in captured.err
+    assert main(["index", str(tmp_path)]) == 1
+    assert "3 tasks: 1 in the table, 2 refused and left out" in capsys.readouterr().out
+
+
+def test_a_file_instead_of_a_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_task(tmp_path / "a")
+    assert main(["check", str(tmp_path / "a" / "task.toml")]) == 2
+    assert f"{tmp_path}/a/task.toml is a file" in (err := capsys.readouterr().err) and err.endswith(f" {tmp_path}/a\n")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"harbor-trl {version('harbor-trl')}\n"
 
 
 def many(root: Path, count: int) -> Path:

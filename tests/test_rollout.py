@@ -9,12 +9,14 @@ import os
 import subprocess
 import time
 import weakref
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harbor_trl import HarborBashEnv, HarborEnv, HarborTerminalEnv
-from harbor_trl.errors import RewardKeyError, SandboxFileError, SandboxLostError
+from harbor_trl.errors import NothingWorksError, RewardKeyError, SandboxFileError, SandboxLostError
 from harbor_trl.options import RolloutOptions
 from harbor_trl.rewards import outcome_reward
 from harbor_trl.rollout import FailureKind
@@ -78,32 +80,60 @@ def test_reward_json_wins_over_reward_txt(tmp_path, options):
     assert env.reward == 0.25
 
 
-def test_several_keys_without_reward_say_how_to_choose(tmp_path, options):
+@pytest.fixture
+def no_keys_seen(monkeypatch):
+    """As in a fresh process: no verdict has had its scalar yet."""
+    monkeypatch.setattr("harbor_trl.rollout._keys_seen", set())
+    monkeypatch.setattr("harbor_trl.rollout._keyless", Counter())
+
+
+def test_several_keys_without_reward_say_how_to_choose(tmp_path, options, no_keys_seen, caplog):
     task = make_task(tmp_path / "task", test=write_reward('{"a": 1, "b": 0}', "reward.json"))
     env = bash_env(options)
     env.reset(task_dir=task)
     with pytest.raises(RewardKeyError, match=r"'a', 'b'.*reward_key"):
         outcome_reward(environments=[env])
+    assert "reward_invalid" not in caplog.text
     chosen = bash_env(RolloutOptions(trials_dir=options.trials_dir, reward_key="b"))
     chosen.reset(task_dir=task)
     assert chosen.reward == 0.0 and chosen._failure is None
 
 
-def test_a_policy_cannot_end_the_run_with_odd_reward_keys(tmp_path, options):
-    test = """#!/bin/bash
+ODD = """#!/bin/bash
 if [ -e /tmp/odd ]; then echo '{"x": 1, "y": 1}'; else echo '{"reward": 1}'; fi > /logs/verifier/reward.json
 """
-    task = make_task(tmp_path / "task", test=test)
+
+
+def odd_reward(task, options):
     env = bash_env(options)
     env.reset(task_dir=task)
-    assert env.reward == 1.0
-    env.reset(task_dir=task)
     env.bash("touch /tmp/odd")
-    assert env.reward == 0.0
-    assert env._failure.kind is FailureKind.REWARD_INVALID
+    return env
 
 
-def test_another_reward_key_is_not_known_from_the_first(tmp_path, options):
+def test_a_policy_cannot_end_the_run_with_odd_reward_keys_in_the_first_rollout(tmp_path, options, no_keys_seen):
+    task = make_task(tmp_path / "task", test=ODD)
+    odd, fine = odd_reward(task, options), bash_env(options)
+    fine.reset(task_dir=task)
+    assert outcome_reward(environments=[odd, fine]) == [0.0, 1.0]
+    assert odd._failure.kind is FailureKind.REWARD_INVALID
+    # Nor later, however often, on this task or on one that was never tried.
+    other = make_task(tmp_path / "other", test=ODD)
+    envs = [odd_reward(one, options) for one in (task, other) for _ in range(3)]
+    assert outcome_reward(environments=envs) == [0.0] * 6
+
+
+def test_a_suite_that_never_gives_the_key_ends_the_run_although_policies_ran_commands(tmp_path, options, no_keys_seen):
+    task = make_task(tmp_path / "task", test=write_reward('{"a": 1, "b": 0}', "reward.json"))
+    envs = [bash_env(options) for _ in range(4)]
+    for env in envs:
+        env.reset(task_dir=task)
+        env.bash("true")
+    with pytest.raises(RewardKeyError, match=r"'a', 'b'.*reward_key"):
+        outcome_reward(environments=envs)
+
+
+def test_another_reward_key_is_not_known_from_the_first(tmp_path, options, no_keys_seen):
     task = make_task(tmp_path / "task", test=write_reward('{"a": 1, "b": 0}', "reward.json"))
     for key, expected in (("a", 1.0), ("typo", None)):
         env = bash_env(RolloutOptions(trials_dir=options.trials_dir, reward_key=key))
@@ -147,6 +177,9 @@ def test_reset_without_task_dir_is_a_value_error():
         pytest.param(write_reward('{"reward": "1"}', "reward.json"), FailureKind.REWARD_INVALID, id="text in json"),
         pytest.param(write_reward('{"reward": ', "reward.json"), FailureKind.REWARD_INVALID, id="broken json"),
         pytest.param(write_reward("[1]", "reward.json"), FailureKind.REWARD_INVALID, id="json list"),
+        pytest.param(
+            write_reward("[" * 100_000 + "]" * 100_000, "reward.json"), FailureKind.REWARD_INVALID, id="deep json"
+        ),
         pytest.param(write_reward("{}", "reward.json"), FailureKind.REWARD_MISSING, id="no keys"),
         pytest.param(
             write_reward(f'{{"reward": 1{"0" * 400}}}', "reward.json"),
@@ -302,6 +335,141 @@ def test_a_backend_that_is_down_for_others_too_is_masked(tmp_path, options):
     assert "did not answer" in envs[0].bash("true")
     assert outcome_reward(environments=envs) == [None] * 4
     assert {env._failure.kind for env in envs} == {FailureKind.BACKEND_DOWN}
+
+
+@pytest.fixture
+def fresh_backends(monkeypatch):
+    """As in a fresh process: no rollout has been tried yet."""
+    monkeypatch.setattr("harbor_trl.rollout._backends", {})
+
+
+def batch(options, count, task_dir, environment_type="bubblewrap"):
+    envs = [bash_env(options, environment_type) for _ in range(count)]
+    for env in envs:
+        env.reset(task_dir=str(task_dir))
+    return envs
+
+
+def custom_rewards(environments):
+    return [env.reward for env in environments]
+
+
+@pytest.mark.parametrize("function", [lambda envs: outcome_reward(environments=envs), custom_rewards])
+def test_a_run_in_which_nothing_works_ends_after_its_first_rollouts(tmp_path, fresh_backends, function):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), give_up_after=6)
+    assert function(batch(options, 4, tmp_path / "nothing")) == [None] * 4
+    with pytest.raises(
+        NothingWorksError, match=r"first \d rollouts on 'bubblewrap'.*\n  \d x task_refused.*nothing"
+    ) as caught:
+        function(batch(options, 4, tmp_path / "nothing"))
+    assert "give_up_after=None" in str(caught.value)
+
+
+def test_a_run_goes_on_if_one_rollout_of_the_first_batch_works_or_it_is_told_to(tmp_path, fresh_backends, caplog):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), give_up_after=4)
+    slow = batch(options, 1, make_task(tmp_path / "task"))
+    assert outcome_reward(environments=[*batch(options, 8, tmp_path / "nothing"), *slow]) == [None] * 8 + [0.0]
+    assert "8 of 9 rollouts have no reward and are left out: 8 task_refused" in caplog.text
+    # From now on it is an outage, which passes.
+    caplog.clear()
+    assert outcome_reward(environments=batch(options, 8, tmp_path / "nothing")) == [None] * 8
+    assert "8 of 8 rollouts" in caplog.text
+    never = RolloutOptions(trials_dir=str(tmp_path / "trials"), give_up_after=None)
+    assert outcome_reward(environments=batch(never, 8, make_task(tmp_path / "x"), "faults:StartFails")) == [None] * 8
+
+
+def test_rollouts_that_the_trainer_gave_up_say_nothing_of_the_configuration(tmp_path, fresh_backends):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), give_up_after=2)
+    task = make_task(tmp_path / "task")
+    env = bash_env(options)
+    for _ in range(4):
+        env.reset(task_dir=task)
+    assert env.reward == 0.0
+
+
+def test_an_engine_that_answers_too_late_is_down_also_if_its_client_ends_just_then(monkeypatch):
+    from harbor_trl.environments import health
+
+    class EndsJustThen:
+        async def wait(self):
+            await asyncio.sleep(60)
+
+        def kill(self):
+            raise ProcessLookupError
+
+    async def start(*args, **kwargs):
+        return EndsJustThen()
+
+    monkeypatch.setattr(health, "_PROBE_TIMEOUT_SEC", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    assert asyncio.run(health._engine_answers("docker")) is False
+
+
+# ── full disks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield directory
+    subprocess.run(["umount", "-l", directory], check=True)
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "other data", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            pass
+
+
+@pytest.mark.parametrize("environment_type", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
+def test_a_full_disk_of_this_machine_is_not_the_policys_fault(small_disk, tmp_path, environment_type):
+    task = make_task(tmp_path / "task")
+    options = RolloutOptions(trials_dir=str(small_disk / "trials"))
+    env, late = (bash_env(options, environment_type) for _ in range(2))
+    env.reset(task_dir=task)
+    env.bash("echo -n 42 > /workdir/answer.txt")
+    fill(small_disk)
+    late.reset(task_dir=task)
+    assert outcome_reward(environments=[env, late]) == [None, None]
+    assert [one._failure.kind for one in (env, late)] == [FailureKind.DISK_FULL] * 2
+    assert str(small_disk) in env._failure.message
+
+
+def test_a_disk_that_the_policy_filled_in_its_own_sandbox_is_the_policys_doing(tmp_path):
+    options = RolloutOptions(trials_dir=str(tmp_path / "trials"), environment_kwargs={"kwargs": {"storage_mb": 8}})
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    assert "No space left" in env.bash("cat /dev/zero > /tmp/zeros")
+    assert env.reward == 0.0
+    assert env._failure is None or not env._failure.kind.masked
+
+
+def test_a_disk_that_the_policy_filled_through_its_logs_is_the_policys_doing(small_disk, tmp_path):
+    env = bash_env(RolloutOptions(trials_dir=str(small_disk / "trials")))
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("echo -n 42 > /workdir/answer.txt")
+    fill(env._trial_dir / "agent")  # as a policy can where a container mounts this directory
+    assert env.reward == 0.0
+    assert env._failure.kind is FailureKind.SANDBOX_BROKEN
+
+
+@pytest.mark.docker
+def test_what_a_policy_wrote_to_its_containers_disk_is_counted(tmp_path, options):
+    from harbor_trl.disk import container_bytes
+
+    env = bash_env(options, "docker")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("head -c 20M /dev/urandom > /opt/noise")
+    assert 20 << 20 <= env._run(container_bytes(env._rollout.id)) < 40 << 20
+    assert env._run(container_bytes(f"{env._rollout.id}-other")) == 0
 
 
 def test_a_broken_sandbox_among_live_ones_is_not_an_outage(tmp_path, options):

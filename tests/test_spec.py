@@ -170,13 +170,14 @@ def test_a_suite_without_tasks_and_a_path_without_a_suite_are_errors(tmp_path: P
     (tmp_path / "empty" / ".hidden" / "t").mkdir(parents=True)
     (tmp_path / "empty" / ".hidden" / "t" / "task.toml").touch()
     (tmp_path / "file").touch()
-    for path, message in (("empty", "no task in it"), ("file", "file"), ("missing", "No directory")):
+    for path, message in (("empty", "no task in it"), ("file", "file"), ("missing", "There is no directory")):
         with pytest.raises(SuiteError, match=message):
             _ = HarborSpec(tmp_path / path).train_dataset
         with pytest.raises(SuiteError, match=message):
             _ = HarborSpec(str(tmp_path / path)).train_dataset
-    with pytest.raises(SuiteError, match="owner/name"):
-        _ = HarborSpec("just-a-name").train_dataset
+    for name in ("just-a-name", "./nowhere", "../nowhere", "~/nowhere", "a/b/c"):
+        with pytest.raises(SuiteError, match=r"There is no directory /.*owner/name"):
+            _ = HarborSpec(name).train_dataset
 
 
 def test_a_revision_does_not_apply_to_a_directory(suite: Path) -> None:
@@ -220,7 +221,7 @@ def test_broken_tasks_can_be_skipped_with_one_warning(tmp_path: Path) -> None:
     spec = HarborSpec(suite, on_invalid="skip")
     with pytest.warns(UserWarning, match="1 of 3 tasks cannot be used") as caught:
         dataset = spec.train_dataset
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     assert dataset["task_index"][:] == [0, 2]
     assert [task.task_id for task in spec.broken_tasks] == ["t1"]
     with pytest.raises(SuiteError, match="no chosen task is left"):
@@ -233,14 +234,14 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
     (suite / "t1" / "environment" / "Dockerfile").write_text("FROM x\n\nCOPY gone /\n")
     make_task(suite / "t3", toml="[agent]\ntimeout_sec = 'long'\n")
     for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
-        spec = HarborSpec(suite)
+        spec = HarborSpec(suite, environment_type="bubblewrap")
         getattr(spec, first)
         with pytest.raises(
             SuiteError, match=r"3 of 6 tasks cannot be used(.|\n)*t0/instruction.md: (.|\n)*t1/environm"
         ):
             getattr(spec, second)
     make_task(suite / "t4", toml="a = ")
-    with pytest.raises(SuiteError, match=r"1 of 6 tasks cannot be used(.|\n)*t4/task.toml"):
+    with pytest.raises(SuiteError, match=r"4 of 6 tasks cannot be used(.|\n)*t0/instr(.|\n)*t4/task.toml"):
         _ = HarborSpec(suite).train_dataset
     spec = HarborSpec(suite, indices=[5, 3, 1, 2, 5, 4], on_invalid="skip")
     with pytest.warns(UserWarning, match="3 of 6 tasks cannot be used"):
@@ -309,6 +310,7 @@ def test_a_plain_factory_is_a_partial_of_the_harness(suite: Path) -> None:
 def test_options_reach_the_environment(suite: Path) -> None:
     spec = HarborSpec(
         suite,
+        environment_type="bubblewrap",
         max_sandboxes=3,
         output_limit=500,
         reward_key="r",
@@ -321,12 +323,93 @@ def test_options_reach_the_environment(suite: Path) -> None:
     assert (options.keep_trials, options.environment_kwargs) == ("all", {"env": {"A": "b"}})
 
 
+def test_the_options_in_the_readme_run_a_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    (block,) = [block for block in readme.split("```python\n") if "give_up_after" in block]
+    make_task(tmp_path / "path/to/suite/task", test="echo 0.5 > /logs/verifier/reward.txt\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"HarborSpec": HarborSpec}
+    exec(block.split("```")[0], names)
+    spec = names["spec"]
+    (row,) = spec.train_dataset
+    env = spec.environment_factory()
+    env.reset(**row)
+    assert env.bash("echo $LANG") == "C.UTF-8\n"
+    assert outcome_reward(environments=[env]) == [0.5]
+    assert env._trial_dir.is_relative_to(tmp_path / "runs/trials") and env._trial_dir.is_dir()
+
+
 @pytest.mark.parametrize(
-    "option", [{"max_sandboxes": 0}, {"start_timeout": -1}, {"keep_trials": "some"}, {"on_invalid": "ignore"}]
+    "option",
+    [
+        {"max_sandboxes": 0},
+        {"start_timeout": -1},
+        {"keep_trials": "some"},
+        {"on_invalid": "ignore"},
+        {"give_up_after": 0},
+    ],
 )
 def test_options_out_of_range_are_refused_at_once(suite: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):
         HarborSpec(suite, **option)
+
+
+# --- mistakes in the configuration, found when a trainer is built
+
+WRONG = [
+    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "Unknown environment_type 'bublewrap'.*bubblewrap"),
+    pytest.param({"environment_type": "no.such.module:Class"}, RuntimeError, "no.such.module"),
+    pytest.param({"environment_type": "e2b"}, RuntimeError, "environment_type='e2b' cannot be used here"),
+    pytest.param({"environment_kwargs": {"memory_mb": 64}}, ValueError, "memory_mb.*'kwargs'"),
+    pytest.param({"environment_kwargs": {"override_cpus": "all"}}, ValueError, "environment_kwargs.*override_cpus"),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, RuntimeError, "memory_gb"),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, RuntimeError, "memory_mb"),
+    pytest.param({"trials_dir": __file__ + "/trials"}, ValueError, "is no directory"),
+    pytest.param({"agent": "no.such.module:Class"}, ValueError, "no.such.module"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
+def test_what_no_rollout_could_run_with_is_an_error_before_a_trainer_is_built(
+    suite: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    spec = HarborSpec(suite, **{"environment_type": "bubblewrap", **options})
+    for one in (spec, pickle.loads(pickle.dumps(spec))):
+        with pytest.raises(error, match=message) as caught:
+            _ = one.environment_factory
+        assert isinstance(caught.value, HarborTrlError | ValueError)
+
+
+def test_a_backend_that_is_not_here_is_an_error_without_starting_or_importing_what_a_model_needs(suite: Path) -> None:
+    script = """
+import sys
+from harbor_trl import HarborSpec
+from harbor_trl.errors import SandboxUnavailableError
+try:
+    HarborSpec(sys.argv[1], environment_type="docker").environment_factory
+except SandboxUnavailableError as error:
+    print(error)
+print(sorted({"torch", "trl", "transformers"} & sys.modules.keys()))
+import harbor_trl.engine
+print(harbor_trl.engine._engine)
+"""
+    environment = {**os.environ, "PATH": "/nowhere"}
+    out = subprocess.check_output([sys.executable, "-c", script, suite], env=environment, text=True).splitlines()
+    assert "Docker is not installed" in out[0] and "environment_type='docker'" in out[0]
+    assert out[1:] == ["[]", "None"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"environment_type": None}, "environment_type=None"),
+        ({"num_tasks": "2"}, "num_tasks takes integers, not '2'"),
+        ({"indices": [0, 1.5]}, "indices takes integers, not 1.5"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(suite: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        HarborSpec(suite, **options)
 
 
 def test_the_reward_function_is_the_outcome(suite: Path) -> None:
@@ -415,6 +498,14 @@ def test_what_is_no_harness_is_a_type_error(agent: Any) -> None:
     assert isinstance(caught.value, TypeError)
 
 
+def test_an_object_that_is_no_harness_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "hunter2")
+    for agent in ("os:environ", os.environ):
+        with pytest.raises(HarnessTypeError, match="_Environ") as caught:
+            resolve_harness(agent)  # type: ignore[arg-type]
+        assert "hunter2" not in str(caught.value)
+
+
 def test_a_class_in_a_file_that_is_no_harness_is_a_type_error(tmp_path: Path) -> None:
     agent = write_harness(tmp_path / "harness.py").replace("EchoEnv", "Other")
     with pytest.raises(TypeError, match="Other"):
@@ -438,7 +529,8 @@ def test_a_harness_from_a_file_and_its_factory_reach_a_spawned_process(
 ) -> None:
     write_harness(tmp_path / "harness.py")
     monkeypatch.chdir(tmp_path)
-    factory = HarborSpec("any/suite", agent="harness.py:EchoEnv", output_limit=300).environment_factory
+    spec = HarborSpec("any/suite", agent="harness.py:EchoEnv", environment_type="bubblewrap", output_limit=300)
+    factory = spec.environment_factory
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(call_echo, (factory, resolve_harness("harness.py:EchoEnv"))) == "echo:hi"
 

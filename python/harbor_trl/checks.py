@@ -14,14 +14,14 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from harbor_trl import _native
 from harbor_trl.errors import SuiteError
+from harbor_trl.suite import BrokenTask, Suite, TaskTable, open_suite, printable, read_with_tomllib
 from harbor_trl.suite import Refusal as TomlRefusal
-from harbor_trl.suite import Suite, open_suite, printable, read_with_tomllib
 
 #: Tasks that are checked between two looks at what was found.
 _BATCH = 512
@@ -174,6 +174,33 @@ def errors_of(suite: Suite, positions: Sequence[int], *, backend: str | None = N
         for position, findings, _ in _checked(suite, chosen, lacks, only_errors=True)
         if (errors := [finding for finding in findings if finding.severity == "error"])
     }
+
+
+def unusable_tasks(suite: Suite, positions: Sequence[int] | None, backend: str | None) -> dict[int, BrokenTask]:
+    """The chosen tasks that can never give a reward, by position, but for those whose task.toml says so itself.
+
+    Args:
+        suite: The suite.
+        positions: Which of its tasks; None for all.
+        backend: As for `errors_of`.
+    """
+    errors = errors_of(suite, range(len(suite)) if positions is None else positions, backend=backend)
+    return {
+        position: BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
+        for position, error in errors.items()
+        if not error.code.startswith("toml-")  # has no row anyway, and is named there
+    }
+
+
+def usable_tasks(suite: Suite, positions: Sequence[int] | None, backend: str | None) -> TaskTable:
+    """The chosen tasks that can give a reward; all others are `broken`. The arguments are those of `unusable_tasks`."""
+    unusable = unusable_tasks(suite, positions, backend)
+    if not unusable:
+        return suite.tasks(positions)
+    chosen = range(len(suite)) if positions is None else positions
+    usable = suite.tasks([position for position in chosen if position not in unusable])
+    broken = sorted([*usable.broken, *unusable.values()], key=lambda task: task.file)
+    return replace(usable, broken=broken)
 
 
 def _checked(

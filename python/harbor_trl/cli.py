@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harbor_trl import _native
 from harbor_trl.errors import HarborTrlError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harbor-trl", description="Look at suites of Harbor tasks.")
+    parser.add_argument("--version", action="version", version=f"harbor-trl {_native.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     check = commands.add_parser("check", help="name each task that Harbor would refuse or that cannot be built")
@@ -59,7 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--backend", metavar="B", help="environment_type that the tasks are to run on")
     check.set_defaults(run=_check)
 
-    index = commands.add_parser("index", help="the table that HarborSpec.train_dataset has")
+    index = commands.add_parser(
+        "index",
+        help="the table that HarborSpec.train_dataset has",
+        description="The table that HarborSpec.train_dataset has, without the tasks that Harbor would refuse or that "
+        "cannot be built: those are named on standard error.",
+    )
     index.add_argument("path", metavar="PATH", help="a suite, or a single task")
     form = index.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object a task and line")
@@ -79,15 +86,12 @@ def _check(options: argparse.Namespace) -> int:
     suite = _open(options.path)
     require_tasks(suite)
     counts: Counter[tuple[str, str]] = Counter()
-    tasks: set[str | None] = set()
-    errors: set[str | None] = set()
+    with_any: dict[str, set[str | None]] = {"error": set(), "warning": set()}
     paint = _painter()
     with _progress("Checking tasks") as progress:
         for finding in iter_findings(suite, backend=options.backend, progress=progress):
             counts[finding.severity, finding.code] += 1
-            tasks.add(finding.task_id)
-            if finding.severity == "error":
-                errors.add(finding.task_id)
+            with_any[finding.severity].add(finding.task_id)
             if options.json:
                 print(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
             else:
@@ -97,8 +101,11 @@ def _check(options: argparse.Namespace) -> int:
             print()
         for (severity, code), count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
             print(f"{count:7,}  {paint(f'{severity:7}', severity)}  {code}")
-        fine = len(suite) - len(tasks - {None})
-        print(f"{_number(len(suite), 'task')}: {fine:,} without a finding, {len(errors):,} with errors")
+        errors, warnings = (found - {None} for found in with_any.values())
+        print(
+            f"{_number(len(suite), 'task')}: {len(suite) - len(errors | warnings):,} without a finding, "
+            f"{len(errors):,} with errors, {len(warnings):,} with warnings"
+        )
     return FINDINGS if counts else FINE
 
 
@@ -111,11 +118,11 @@ def _readable(finding: Finding, paint: Callable[[str, str], str]) -> str:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from harbor_trl.checks import require_tasks
+    from harbor_trl.checks import require_tasks, usable_tasks
 
     suite = _open(options.path, read=True)
     require_tasks(suite)
-    found = suite.tasks()
+    found = usable_tasks(suite, None, None)
     if options.parquet is not None:
         from pyarrow import parquet
 
@@ -131,7 +138,12 @@ def _index(options: argparse.Namespace) -> int:
             missing = found.table.column(field.name).null_count
             note = f"  ({missing:,} null)" if missing else ""
             print(f"{field.name}: {field.type}{note}")
-        print(f"{_number(len(suite), 'task')}: {len(found.table):,} in the table, {len(found.broken):,} refused")
+        left_out = "" if not found.broken else " and left out, as HarborSpec(on_invalid='skip') does"
+        print(
+            f"{_number(len(suite), 'task')}: {len(found.table):,} in the table, {len(found.broken):,} refused{left_out}"
+        )
+        if options.parquet is not None:
+            print(f"written to {options.parquet}")
     return FINDINGS if found.broken else FINE
 
 

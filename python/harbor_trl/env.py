@@ -20,7 +20,23 @@ if TYPE_CHECKING:
 
     from harbor_trl.rollout import Failure, Outcome, Rollout
 
-_preflighted: set[tuple[str, str]] = set()
+_usable: set[tuple[str, str, str | None]] = set()
+
+
+def require_usable(environment_type: str, options: RolloutOptions) -> None:
+    """Check once in this process that rollouts can be run at all as they are configured; starts no sandbox.
+
+    Raises:
+        SandboxUnavailableError: The backend does not exist, or cannot run on this machine.
+        ValueError: `environment_kwargs` or `trials_dir` cannot be used.
+    """
+    key = (environment_type, repr(options.environment_kwargs), options.trials_dir)
+    if key not in _usable:
+        from harbor_trl.rollout import preflight, require_writable, trials_dir
+
+        preflight(environment_type, options.environment_kwargs)
+        require_writable(trials_dir(options))
+        _usable.add(key)
 
 
 class HarborEnv:
@@ -58,18 +74,16 @@ class HarborEnv:
 
         Raises:
             ValueError: No `task_dir`.
-            SandboxUnavailableError: The backend cannot run on this machine (checked before the first rollout).
+            SandboxUnavailableError: The backend cannot run on this machine (checked before the first rollout, and by
+                `HarborSpec.environment_factory`).
         """
         if task_dir is None:
             raise ValueError(
                 "reset() needs task_dir, the directory of a Harbor task: a column of HarborSpec.train_dataset."
             )
-        from harbor_trl.rollout import Rollout, first_instruction, preflight
+        from harbor_trl.rollout import Rollout, first_instruction
 
-        backend = (self._environment_type, repr(self._options.environment_kwargs))
-        if backend not in _preflighted:
-            preflight(self._environment_type, self._options.environment_kwargs)
-            _preflighted.add(backend)
+        require_usable(self._environment_type, self._options)
         previous = self._current
         if previous is not None:
             previous.abandon()
@@ -210,6 +224,7 @@ class HarborEnv:
 
         Raises:
             RewardKeyError: The task's verifier gives several rewards, and `reward_key` does not say which is meant.
+            NothingWorksError: `give_up_after` rollouts have failed, and none has not.
         """
         outcome = self._outcome()
         if outcome is None:

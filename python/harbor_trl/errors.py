@@ -42,6 +42,10 @@ class RewardKeyError(HarborTrlError, LookupError):
     """A verifier gives several rewards, and which one is the scalar was not said."""
 
 
+class NothingWorksError(HarborTrlError, RuntimeError):
+    """The first rollouts of a run all failed for reasons that no policy can have caused."""
+
+
 class SandboxLostError(HarborTrlError, RuntimeError):
     """A harness asked for the sandbox of a rollout that has none (any more)."""
 

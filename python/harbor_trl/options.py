@@ -22,6 +22,8 @@ class RolloutOptions:
         repair_copies: Put the files that a Dockerfile COPYs into the sandbox after its start. Default: on backends that
             are known to drop them (`repair.DROPPING_BACKENDS`).
         output_limit: Characters of output that a tool call returns: half from its beginning, half from its end.
+        give_up_after: End the run with an error when this many rollouts of a process have failed, none for a reason
+            that a policy can cause, and none has had a verdict. None: never.
 
     Raises:
         ValueError: A value is out of range.
@@ -35,6 +37,7 @@ class RolloutOptions:
     start_timeout: float | None = None
     repair_copies: bool | None = None
     output_limit: int = 8000
+    give_up_after: int | None = 32
 
     def __post_init__(self) -> None:
         if self.keep_trials not in ("failed", "all", "none"):
@@ -43,5 +46,7 @@ class RolloutOptions:
             raise ValueError(f"max_sandboxes={self.max_sandboxes}: use 1 or more, or None for no limit.")
         if self.start_timeout is not None and self.start_timeout <= 0:
             raise ValueError(f"start_timeout={self.start_timeout}: use seconds above 0, or None for the task's own.")
+        if self.give_up_after is not None and self.give_up_after < 1:
+            raise ValueError(f"give_up_after={self.give_up_after}: use 1 or more, or None for never.")
         if self.output_limit < 200:
             raise ValueError(f"output_limit={self.output_limit}: use 200 characters or more.")

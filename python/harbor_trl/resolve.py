@@ -41,7 +41,10 @@ def resolve_harness(agent: str | type[HarborEnv]) -> type[HarborEnv]:
     else:
         raise HarnessError(f"agent={agent!r} names no harness: use {_possible(list(AGENTS))}")
     if not (isinstance(found, type) and issubclass(found, HarborEnv)):
-        raise HarnessTypeError(f"agent={agent!r} is {found!r}, not a subclass of harbor_trl.HarborEnv")
+        # Not its repr: an object may hold secrets, as os.environ does.
+        what = f"the class {found.__qualname__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+        given = repr(agent) if isinstance(agent, str | type) else "..."
+        raise HarnessTypeError(f"agent={given} is {what}, not a subclass of harbor_trl.HarborEnv")
     return found
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from harbor_trl.env import HarborEnv
+
+logger = logging.getLogger(__name__)
 
 
 def outcome_reward(
@@ -17,7 +21,7 @@ def outcome_reward(
     """The verifier's scalar of each rollout.
 
     All verifiers run at once. Where the trainer passes `log_metric`, it also logs what share of the rollouts failed, by
-    kind, and the seconds spent on starting and verifying.
+    kind, and the seconds spent on starting and verifying. Rollouts that are left out are a warning of each batch.
 
     Args:
         environments: The live environments, one a rollout, from `GRPOTrainer`.
@@ -30,6 +34,7 @@ def outcome_reward(
 
     Raises:
         RewardKeyError: A verifier gives several rewards, and `reward_key` does not say which is meant.
+        NothingWorksError: `give_up_after` rollouts have failed, and none has not.
         TypeError: The trainer passes neither environments nor rewards.
     """
     if environment_reward is not None:
@@ -46,7 +51,21 @@ def outcome_reward(
     if log_metric is not None:
         for name, value in rollout_metrics(ours).items():
             log_metric(name, value)
+    _warn_of_masked(ours)
     return rewards
+
+
+def _warn_of_masked(environments: Sequence[HarborEnv]) -> None:
+    masked = [failure for env in environments if (failure := env._failure) is not None and failure.kind.masked]
+    if masked:
+        kinds = Counter(failure.kind for failure in masked).most_common()
+        logger.warning(
+            "%d of %d rollouts have no reward and are left out: %s; such as: %s",
+            len(masked),
+            len(environments),
+            ", ".join(f"{count} {kind}" for kind, count in kinds),
+            masked[0].message,
+        )
 
 
 def rollout_metrics(environments: Sequence[HarborEnv]) -> dict[str, float]:

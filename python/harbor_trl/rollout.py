@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from enum import StrEnum
@@ -22,18 +23,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harbor.environments.base import BaseEnvironment
+from harbor.environments.factory import EnvironmentFactory
 from harbor.models.task.task import Task, strip_canary
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.models.trial.paths import TrialPaths
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 from harbor.trial.trial import Trial
 from harbor.verifier.verifier import VerifierOutputParseError
+from pydantic import ValidationError
 
+from harbor_trl.disk import bytes_below, container_bytes, full_directory
 from harbor_trl.dockerfile import copy_plan
 from harbor_trl.engine import Engine
 from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
-from harbor_trl.errors import RewardKeyError, SandboxNotAnsweringError
+from harbor_trl.errors import NothingWorksError, RewardKeyError, SandboxNotAnsweringError, SandboxUnavailableError
 from harbor_trl.execution import run_command
 from harbor_trl.options import RolloutOptions
 from harbor_trl.repair import needs_repair, repair_copies
@@ -52,6 +56,8 @@ class FailureKind(StrEnum):
     """The harness's own `_setup` raised."""
     SANDBOX_LOST = "sandbox_lost"
     """The sandbox failed although the policy ran nothing in it."""
+    DISK_FULL = "disk_full"
+    """This machine has no space left in `trials_dir` or for temporary files, and not because of this sandbox."""
     BACKEND_DOWN = "backend_down"
     """The backend does not answer, for other rollouts either."""
     ABANDONED = "abandoned"
@@ -62,7 +68,7 @@ class FailureKind(StrEnum):
     REWARD_MISSING = "reward_missing"
     """The verifier wrote no reward file."""
     REWARD_INVALID = "reward_invalid"
-    """The reward file is empty, no number, not finite, or lacks the key that this task gave before."""
+    """The reward file is empty, no number, not finite, nested too deeply, or lacks its key."""
     SANDBOX_BROKEN = "sandbox_broken"
     """The sandbox failed after the policy ran commands in it: otherwise breaking it would beat a wrong answer."""
 
@@ -89,6 +95,7 @@ _VERIFIER_KINDS = {
     "RewardFileEmptyError": FailureKind.REWARD_INVALID,
     "VerifierOutputParseError": FailureKind.REWARD_INVALID,
     "ValidationError": FailureKind.REWARD_INVALID,
+    "RecursionError": FailureKind.REWARD_INVALID,  # Python's json, on a file that is nested too deeply
 }
 
 
@@ -106,13 +113,13 @@ class Outcome(NamedTuple):
         reward: The verifier's scalar; `None` or 0.0 after a failure.
         details: All the verifier's rewards by key.
         failure: Why there is no reward from the verifier, or None.
-        error: A mistake in the configuration, to be raised.
+        error: A mistake in the configuration that ends the run: to be raised.
     """
 
     reward: float | None
     details: dict[str, float]
     failure: Failure | None = None
-    error: RewardKeyError | None = None
+    error: RewardKeyError | NothingWorksError | None = None
 
     @classmethod
     def failed(cls, kind: FailureKind, message: str) -> Outcome:
@@ -135,7 +142,10 @@ setting_up: contextvars.ContextVar[Rollout | None] = contextvars.ContextVar("set
 _live: weakref.WeakValueDictionary[str, Rollout] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 _told_kinds: set[FailureKind] = set()
-_scalar_tasks: set[tuple[Path, str | None]] = set()
+#: The `reward_key`s with which a verdict had its scalar.
+_keys_seen: set[str | None] = set()
+#: Verdicts that lacked their scalar, by its key.
+_keyless: Counter[str] = Counter()
 
 
 def _leave_parents_files() -> None:
@@ -195,6 +205,48 @@ class _Backend:
         )
         # When (time.monotonic) any sandbox of this backend last answered, failed to start, or was found to be down.
         self.answered = self.start_failed = self.found_down = float("-inf")
+        self.beginning = _Beginning()
+
+
+class _Beginning:
+    """The first rollouts of a backend in one process, until one of them has a verdict: does anything work at all?"""
+
+    def __init__(self) -> None:
+        self._works = False
+        self._failures: Counter[FailureKind] = Counter()
+        self._examples: dict[FailureKind, str] = {}
+        self._until: int | None = None
+
+    def verdict(self, rollout: Rollout, outcome: Outcome) -> NothingWorksError | None:
+        """What to raise now that `outcome` is known: an error if enough rollouts have failed and none has not.
+
+        All that were begun before the limit was reached are waited for, so that quick refusals do not outvote slow
+        starts of the same batch.
+        """
+        failure, limit = outcome.failure, rollout.options.give_up_after
+        if failure is None or not failure.kind.masked:
+            self._works = True
+        if self._works or failure is None or failure.kind is FailureKind.ABANDONED:
+            return None
+        self._failures[failure.kind] += 1
+        example = f"{rollout.task_dir}: {failure.message} (trial: {rollout.trial_dir})"
+        self._examples.setdefault(failure.kind, example)
+        count = self._failures.total()
+        if limit is None or count < limit:
+            return None
+        others = [other for other in list(_live.values()) if other is not rollout and other.backend is rollout.backend]
+        if self._until is None:
+            self._until = max((other.number for other in others), default=0)
+        if any(other.result is None and other.number <= self._until for other in others):
+            return None
+        kinds = "\n".join(
+            f"  {number} x {kind}, such as {self._examples[kind]}" for kind, number in self._failures.most_common()
+        )
+        return NothingWorksError(
+            f"All of the first {count} rollouts on {rollout.environment_type!r} failed, and no policy can have caused "
+            f"that: there would be nothing to learn from.\n{kinds}\nCorrect it, or let the run go on regardless with "
+            "HarborSpec(..., give_up_after=None)."
+        )
 
 
 # Starts are work on this machine for the local backends, and waiting for an answer for the others.
@@ -211,6 +263,11 @@ _VERIFY_SLACK_SEC = 300.0
 _OUTAGE_SEC = 120.0
 # Harbor reads the whole file, on the engine's loop.
 _MAX_REWARD_BYTES = 1 << 20
+# So many verdicts without the scalar, and none with it, are the suite's doing: untrained rollouts do not all write a
+# reward file behind the verifier's back.
+_KEYLESS_VERDICTS = 4
+# What a sandbox may write where its task doesn't say; no backend enforces it on Docker's disks.
+_STORAGE_MB = 1024
 # How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
 _POLL_SEC = 0.01
 
@@ -243,8 +300,9 @@ class Rollout:
         self.task_dir = task_dir
         self.environment_type = environment_type
         self.options = options
-        self._backend = _backend_for(environment_type, options.max_sandboxes, engine)
-        self.id = f"{engine.run_id}-{next(_numbers):06d}-{_safe_name(task_dir.name)}"
+        self.backend = _backend_for(environment_type, options.max_sandboxes, engine)
+        self.number = next(_numbers)
+        self.id = f"{engine.run_id}-{self.number:06d}-{_safe_name(task_dir.name)}"
         self.environment: BaseEnvironment | None = None
         self.touched = False
         self._set_up_harness = set_up
@@ -337,7 +395,7 @@ class Rollout:
                 if (await run_command(environment, "true", timeout_sec=10)).broken:
                     self._beyond_use = f"it can run no command any more: {_one_line(result.text)}"
             else:
-                self._backend.answered = time.monotonic()
+                self.backend.answered = time.monotonic()
         except SandboxNotAnsweringError as error:
             self._beyond_use = _one_line(error)
             return f"[the sandbox does not answer any more: {self._beyond_use}]"
@@ -390,7 +448,7 @@ class Rollout:
         if self._abandoned:
             return
         trial_task: asyncio.Task[TrialResult] | None = None
-        backend = self._backend
+        backend = self.backend
         try:
             async with asyncio.timeout(self._start_timeout()) as deadline, backend.sandboxes:
                 deadline.reschedule(None)
@@ -482,7 +540,7 @@ class Rollout:
         finally:
             up.cancel()
         if self._context is not None:
-            self._backend.answered = time.monotonic()
+            self.backend.answered = time.monotonic()
         elif not trial_task.done():
             raise TimeoutError(f"the sandbox was not up within start_timeout={self.options.start_timeout:g} s")
 
@@ -512,7 +570,7 @@ class Rollout:
             trial_task.result()  # Harbor records failures; what it raises is a failure of its own
         result = self._trial.result
         if result.reward_valid and result.verifier_result is not None and result.verifier_result.rewards:
-            self._backend.answered = time.monotonic()
+            self.backend.answered = time.monotonic()
             try:
                 details = {key: float(value) for key, value in result.verifier_result.rewards.items()}
             except OverflowError as error:  # JSON has integers that no float can hold
@@ -533,12 +591,15 @@ class Rollout:
 
     async def _failed(self, kind: FailureKind | None, message: str) -> Outcome:
         """What a failure means, whatever its text: who can have caused it decides."""
+        full = await asyncio.to_thread(full_directory, self.trial_dir)
+        if full is not None and not await self._can_have_filled(full):
+            return Outcome.failed(FailureKind.DISK_FULL, f"no space is left in {full}: {message}")
         if self._setup_error is not None:
             return Outcome.failed(FailureKind.SETUP_FAILED, message)
         if self._trial is None:
             return Outcome.failed(FailureKind.TASK_REFUSED, message)
         if self._context is None:
-            self._backend.start_failed = time.monotonic()
+            self.backend.start_failed = time.monotonic()
             return Outcome.failed(FailureKind.START_FAILED, message)
         if not await self._backend_is_up():
             return Outcome.failed(FailureKind.BACKEND_DOWN, message)
@@ -546,13 +607,24 @@ class Rollout:
             kind = FailureKind.SANDBOX_BROKEN if self.touched else FailureKind.SANDBOX_LOST
         return Outcome.failed(kind, message)
 
+    async def _can_have_filled(self, directory: Path) -> bool:
+        """Whether the policy wrote so much that it can have chosen this failure."""
+        if not self.touched or self._trial is None:
+            return False
+        written = await asyncio.to_thread(bytes_below, self.trial_dir)
+        if self.environment_type == "docker":
+            written += await container_bytes(self.id)
+        disk = os.statvfs(directory)
+        allowed = self._trial.task.config.environment.storage_mb or _STORAGE_MB
+        return written > min(allowed << 20, disk.f_blocks * disk.f_frsize // 10)
+
     async def _backend_is_up(self) -> bool:
         peers = [
             other.environment
             for other in list(_live.values())
             if other is not self and other.environment is not None and other.environment_type == self.environment_type
         ]
-        backend = self._backend
+        backend = self.backend
         last_good = max(backend.answered, time.monotonic() - _OUTAGE_SEC)
         if backend.found_down > last_good:  # an outage found by a peer, which may be gone since
             return False
@@ -567,24 +639,34 @@ class Rollout:
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
         if key in details:
-            _scalar_tasks.add((self.task_dir, self.options.reward_key))
+            _keys_seen.add(self.options.reward_key)
             return Outcome(details[key], details)
         message = (
             f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one "
             "with HarborSpec(..., reward_key=...)."
         )
-        if (
-            self.task_dir,
-            self.options.reward_key,
-        ) in _scalar_tasks:  # then a policy wrote this file: no reason to end the run
-            return Outcome(0.0, details, Failure(FailureKind.REWARD_INVALID, message))
-        return Outcome(None, details, Failure(FailureKind.REWARD_INVALID, message), RewardKeyError(message))
+        if self._is_never_given(key):
+            return Outcome(None, details, Failure(FailureKind.REWARD_INVALID, message), RewardKeyError(message))
+        return Outcome(0.0, details, Failure(FailureKind.REWARD_INVALID, message))
+
+    def _is_never_given(self, key: str) -> bool:
+        """Whether a missing key is a mistake of the configuration.
+
+        A policy can have written the file, and must not be able to end a run by that. So it is one only while no
+        verdict of this process has had the key, and either the policy ran nothing or it happens again and again.
+        """
+        if self.options.reward_key in _keys_seen:
+            return False
+        _keyless[key] += 1
+        return not self.touched or _keyless[key] >= _KEYLESS_VERDICTS
 
     def _settle(self, outcome: Outcome) -> None:
         if self._outcome.done():
             return
         self._settled_at = time.monotonic()
-        self._report(outcome)
+        if outcome.error is None:
+            self._report(outcome)
+            outcome = outcome._replace(error=self.backend.beginning.verdict(self, outcome))
         self._outcome.set_result(outcome)
 
     def _report(self, outcome: Outcome) -> None:
@@ -696,11 +778,12 @@ def _one_line(error: BaseException | str) -> str:
 
 
 def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> None:
-    """Check once that the backend can run on this machine at all.
+    """Check that the backend exists, takes its options and can run on this machine; starts no sandbox.
 
     Raises:
         SandboxUnavailableError: It cannot; says why and what to do.
-        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore.
+        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore, or
+            a value that it does not take.
     """
     if unknown := sorted(set(environment_kwargs) - set(EnvironmentConfig.model_fields)):
         raise ValueError(
@@ -708,14 +791,31 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
             f"({', '.join(EnvironmentConfig.model_fields)}). Options of the backend itself go into its 'kwargs': "
             f"environment_kwargs={{'kwargs': {{{unknown[0]!r}: ...}}}}."
         )
-    from harbor.environments.factory import EnvironmentFactory
-
-    from harbor_trl.errors import SandboxUnavailableError
-
-    config = EnvironmentConfig(**environment_for(environment_type, environment_kwargs))
+    fields = environment_for(environment_type, environment_kwargs)
+    try:
+        config = EnvironmentConfig(**fields)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ValueError(f"environment_kwargs does not fit Harbor's EnvironmentConfig: {wrong}.") from error
     try:
         EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
+        EnvironmentFactory.validate_resource_policies(config)
     except SandboxUnavailableError:
         raise
     except (Exception, SystemExit) as error:  # Harbor's backends leave by SystemExit where a credential is missing
         raise SandboxUnavailableError(f"environment_type={environment_type!r} cannot be used here: {error}") from error
+
+
+def require_writable(directory: Path) -> None:
+    """Check that trial directories can be made in `directory`, which need not exist yet; makes nothing.
+
+    Raises:
+        ValueError: They cannot.
+    """
+    existing = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "cannot be written to" if existing.is_dir() else "is no directory"
+        raise ValueError(
+            f"trials_dir={os.fspath(directory)!r}: {existing} {what}, and each rollout needs a directory there. Choose "
+            "another with HarborSpec(..., trials_dir=...)."
+        )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import logging
 import operator
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
+#: What could be a repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
+_REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class HarborSpec:
@@ -68,6 +69,8 @@ class HarborSpec:
         repair_copies: Put the files that a task's Dockerfile COPYs into the sandbox after its start. Default: on
             backends that are known to drop them.
         output_limit: Characters of output that a tool call returns. Default: 8,000.
+        give_up_after: End the run with an error when the first so many rollouts of a process have all failed for
+            reasons that no policy can cause. Once one has had a verdict, failures never end the run. None: never.
 
     Raises:
         SuiteError: `num_tasks` and `indices` are both given. From the properties: no such suite, no task in it, a
@@ -75,7 +78,10 @@ class HarborSpec:
         HubError: From the properties: the repo cannot be listed or downloaded.
         HarnessError: `agent` names no harness.
         HarnessTypeError: `agent` is not a `HarborEnv` subclass.
-        ValueError: An option is out of range.
+        SandboxUnavailableError: From `environment_factory`: the backend does not exist, or cannot run on this machine.
+        ValueError: An option is out of range. From `environment_factory`: `environment_kwargs` or `trials_dir` cannot
+            be used.
+        TypeError: An option has the wrong type.
     """
 
     def __init__(
@@ -97,17 +103,22 @@ class HarborSpec:
         start_timeout: float | None = None,
         repair_copies: bool | None = None,
         output_limit: int | None = None,
+        give_up_after: int | None = 32,
     ) -> None:
         if num_tasks is not None and indices is not None:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
         if on_invalid not in ("raise", "skip"):
             raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
+        if not isinstance(environment_type, str):
+            raise TypeError(
+                f"environment_type={environment_type!r}: name the backend of the sandboxes, such as 'docker'."
+            )
         check_harness(agent)
         self._dataset = dataset
         self._agent = agent
         self._environment_type = environment_type
-        self._num_tasks = None if num_tasks is None else operator.index(num_tasks)
-        self._indices = None if indices is None else [operator.index(index) for index in indices]
+        self._num_tasks = None if num_tasks is None else _integer("num_tasks", num_tasks)
+        self._indices = None if indices is None else [_integer("indices", index) for index in indices]
         self._include_metadata = include_metadata
         self._on_invalid = on_invalid
         self._revision = revision
@@ -119,6 +130,7 @@ class HarborSpec:
             max_sandboxes=max_sandboxes,
             start_timeout=start_timeout,
             repair_copies=repair_copies,
+            give_up_after=give_up_after,
             **({} if output_limit is None else {"output_limit": output_limit}),
         )
 
@@ -149,10 +161,21 @@ class HarborSpec:
 
     @cached_property
     def environment_factory(self) -> Callable[[], HarborEnv]:
-        """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles."""
-        harness = resolve_harness(self._agent)
+        """Makes a fresh environment, for TRL's `environment_factory`; takes no argument and pickles.
+
+        Also checks that rollouts can be run at all: backend, its options, `trials_dir`. Starts no sandbox.
+        """
+        from harbor_trl.env import require_usable
+
+        factory = self._factory()
+        # The trainer asks for this before it loads a model; in the first rollout an error would cost much more.
+        require_usable(self._environment_type, self._options)
         if "train_dataset" in self.__dict__:
             self._refuse_unusable()
+        return factory
+
+    def _factory(self) -> Callable[[], HarborEnv]:
+        harness = resolve_harness(self._agent)
         if self._options == RolloutOptions():
             return functools.partial(harness, environment_type=self._environment_type)
         return functools.partial(harness, environment_type=self._environment_type, options=self._options)
@@ -171,13 +194,14 @@ class HarborSpec:
 
     @cached_property
     def _tasks(self) -> TaskTable:
+        from harbor_trl.checks import usable_tasks
         from harbor_trl.suite import listed
 
         suite, positions = self._suite
-        if self._on_invalid == "skip":
-            tasks = self._with_unusable(suite.tasks(positions), self._unusable())
-        else:
-            tasks = suite.tasks(positions)
+        tasks = suite.tasks(positions)
+        # One error that lists all: broken TOML is known by now, the rest costs more and otherwise waits for the run.
+        if tasks.broken or self._on_invalid == "skip":
+            tasks = usable_tasks(suite, positions, self._environment_type)
         if problems := suite.problems:
             logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
         if tasks.json_columns and self._include_metadata:
@@ -192,7 +216,10 @@ class HarborSpec:
             if not len(tasks.table):
                 raise self._refusal(tasks.broken, "no chosen task is left, ")
             count = f"{len(tasks.broken)} of {_count(len(suite), 'task')} cannot be used"
-            warnings.warn(f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them", stacklevel=3)
+            warnings.warn(
+                f"{suite.root}: {count} and are left out; HarborSpec.broken_tasks lists them",
+                stacklevel=_levels_to_the_user(),
+            )
         return tasks
 
     def _refusal(self, broken: Sequence[BrokenTask], prefix: str = "") -> SuiteError:
@@ -206,31 +233,11 @@ class HarborSpec:
 
     def _refuse_unusable(self) -> None:
         """Costs several times what reading the suite does, so that is left to when a run is about to begin."""
-        if self._on_invalid == "raise" and (unusable := self._unusable()):
+        from harbor_trl.checks import unusable_tasks
+
+        suite, positions = self._suite
+        if self._on_invalid == "raise" and (unusable := unusable_tasks(suite, positions, self._environment_type)):
             raise self._refusal(list(unusable.values()))
-
-    def _unusable(self) -> dict[int, BrokenTask]:
-        """The chosen tasks that can never give a reward, by position, but for those whose task.toml says so itself."""
-        from harbor_trl.checks import errors_of
-        from harbor_trl.suite import BrokenTask
-
-        suite, positions = self._suite
-        chosen = range(len(suite)) if positions is None else positions
-        errors = errors_of(suite, chosen, backend=self._environment_type)
-        return {
-            position: BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
-            for position, error in errors.items()
-            if not error.code.startswith("toml-")  # has no row anyway, and is named there
-        }
-
-    def _with_unusable(self, tasks: TaskTable, unusable: Mapping[int, BrokenTask]) -> TaskTable:
-        if not unusable:
-            return tasks
-        suite, positions = self._suite
-        chosen = range(len(suite)) if positions is None else positions
-        usable = suite.tasks([position for position in chosen if position not in unusable])
-        broken = sorted([*usable.broken, *unusable.values()], key=lambda task: task.file)
-        return dataclasses.replace(usable, broken=broken)
 
     @cached_property
     def _suite(self) -> tuple[Suite, list[int] | None]:
@@ -246,8 +253,8 @@ class HarborSpec:
         if not path.exists():
             if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
                 raise SuiteError(
-                    f"No directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a dataset repo "
-                    "on the Hugging Face hub (owner/name)."
+                    f"There is no directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a "
+                    "dataset repo on the Hugging Face hub (owner/name)."
                 )
             hub = download_suite(
                 self._dataset, revision=self._revision, num_tasks=self._num_tasks, indices=self._indices
@@ -269,6 +276,22 @@ class HarborSpec:
         return suite, select_tasks(
             len(suite), num_tasks=self._num_tasks, indices=self._indices, suite=os.fspath(suite.root)
         )
+
+
+def _levels_to_the_user() -> int:
+    """The `stacklevel` with which the caller's warning points at the line that read a property of the spec."""
+    own = (os.path.dirname(__file__) + os.sep, functools.cached_property.__get__.__code__.co_filename)
+    frame, levels = sys._getframe(1), 1
+    while frame.f_code.co_filename.startswith(own) and frame.f_back is not None:
+        frame, levels = frame.f_back, levels + 1
+    return levels
+
+
+def _integer(option: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{option} takes integers, not {value!r} ({type(value).__name__}).") from None
 
 
 def _count(number: int, noun: str) -> str:

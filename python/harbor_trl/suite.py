@@ -280,6 +280,9 @@ def open_suite(path: str | os.PathLike[str], *, read: bool = False, progress: bo
         SuiteError: There is no such directory.
     """
     root = _absolute(path)
+    if root.is_file():
+        task = f": the directory of that task is {root.parent}" if root.name == "task.toml" else ""
+        raise SuiteError(f"{root} is a file; a suite is a directory, and so is a task{task}")
     inner = root / "tasks"
     if inner.is_dir() and not (root / "task.toml").is_file():
         suite = Suite(inner, read=read, progress=progress)

@@ -257,7 +257,7 @@ def _pickling(harness: type[HarborEnv]) -> list[str]:
     where = f"{harness.__module__}.{harness.__qualname__}"
     hint = "Define it at the top level of a module that can be imported, not in a function or in a script that is run."
     try:
-        factory = HarborSpec(os.devnull, agent=harness).environment_factory
+        factory = HarborSpec(os.devnull, agent=harness)._factory()
         data = pickle.dumps((harness, factory))
     except Exception as error:
         return [f"The class {where} does not pickle, so AsyncGRPOTrainer cannot use it: {error!r}. {hint}"]

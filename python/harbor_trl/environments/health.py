@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ async def _engine_answers(cli: str) -> bool:
         async with asyncio.timeout(_PROBE_TIMEOUT_SEC):
             return await process.wait() == 0
     except TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            process.kill()
         return False
 
 
