@@ -42,6 +42,14 @@ class RewardKeyError(HarborTrlError, LookupError):
     """A verifier gives several rewards, and which one is the scalar was not said."""
 
 
+class NoEnvironmentsError(HarborTrlError, RuntimeError):
+    """A trainer called the reward function of `HarborSpec` without the rollouts that it is to judge."""
+
+
+class TrlVersionError(HarborTrlError, ImportError):
+    """The installed TRL lacks what `harbor_trl.async_grpo` builds on."""
+
+
 class SandboxLostError(HarborTrlError, RuntimeError):
     """A harness asked for the sandbox of a rollout that has none (any more)."""
 

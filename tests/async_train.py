@@ -1,0 +1,175 @@
+"""Real runs of `HarborAsyncGRPOTrainer`, for test_async_train.py: `async_train.py HOW ENVIRONMENT DIRECTORY`.
+
+vLLM's server is scripted (fake_vllm.py), and two parts that need a GPU are replaced where TRL and transformers let one:
+the transfer of weights (`weight_transfer=`) and the attention kernel (transformers' `AttentionInterface`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import concatenate_datasets
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from trl.experimental.async_grpo import AsyncGRPOConfig
+from trl.experimental.async_grpo.vllm_client import VLLMClient
+
+from fake_vllm import FakeVLLM
+from harbor_trl import HarborSpec
+from harbor_trl.async_grpo import HarborAsyncGRPOTrainer
+from tasks import make_task
+from test_harness_training import SCRIPTS
+from tiny_model import build_model, build_tokenizer
+
+
+class PausedTransfer:
+    """Moves no weights: it pauses and resumes the server as TRL's own does, and counts what it would have sent."""
+
+    def __init__(self, url: str) -> None:
+        self._server = VLLMClient(url)
+        self.sent: list[int] = []
+
+    def init_weight_transfer(self) -> None:
+        self._server.wait_for_server_ready()
+
+    def pause(self) -> None:
+        self._server.pause()
+
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self.sent.append(sum(tensor.numel() for _, tensor in iterator))
+
+    def resume(self) -> None:
+        self._server.resume()
+
+    def destroy(self) -> None:
+        pass
+
+
+def tree_attention(module, query, key, value, mask, *, scaling=None, **tree: Any) -> tuple[torch.Tensor, None]:
+    """What TRL's kernel for GPUs computes: each segment of queries attends to its own path of keys, causally."""
+    starts_q, starts_k = tree["tree_cu_seqlens_q"].tolist(), tree["tree_cu_seqlens_k"].tolist()
+    outputs = []
+    for segment in range(len(starts_q) - 1):
+        path = tree["tree_kv_index"][starts_k[segment] : starts_k[segment + 1]]
+        queries = query[:, :, starts_q[segment] : starts_q[segment + 1]]
+        before = len(path) - queries.shape[2]
+        allowed = torch.ones(queries.shape[2], len(path), dtype=torch.bool).tril(before) if before else None
+        outputs.append(
+            scaled_dot_product_attention(
+                queries, key[:, :, path], value[:, :, path], attn_mask=allowed, is_causal=not before, scale=scaling
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+class Recorder:
+    """The queue of samples, which it passes on and remembers."""
+
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+        self.seen: list[Any] = []
+
+    def get(self, timeout: float) -> Any:
+        self.seen.append(self._samples.get(timeout=timeout))
+        return self.seen[-1]
+
+    def qsize(self) -> int:
+        return self._samples.qsize()
+
+
+def main() -> None:
+    how, environment_type, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    model.config.max_position_embeddings = 32_768  # ten tools, spelt in bytes, are a long prompt
+    for part in (tokenizer, model):
+        part.save_pretrained(directory / "model")
+
+    harnesses = ["bash"] if environment_type == "docker" or how == "hold" else list(SCRIPTS)
+    datasets, factories, plays = [], {}, {}
+    for harness in harnesses:
+        task = directory / harness / "task"
+        make_task(task, instruction=f"Write 42 with {harness}.\n")
+        spec = HarborSpec(
+            task, agent=harness, environment_type=environment_type, trials_dir=directory / "trials", keep_trials="all"
+        )
+        datasets.append(spec.train_dataset.add_column("environment", [harness]))
+        factories[harness] = spec.environment_factory
+        right, wrong, _ = SCRIPTS[harness]
+        hold = [("bash", {"command": f"exec -a {directory.name} sleep 300"})]
+        plays[f"Write 42 with {harness}."] = [hold] if how == "hold" else [right, wrong]
+
+    with FakeVLLM(tokenizer, plays) as vllm:
+        transfer = PausedTransfer(vllm.url)
+        trainer = HarborAsyncGRPOTrainer(
+            model=str(directory / "model"),
+            args=AsyncGRPOConfig(
+                output_dir=str(directory / "run"),
+                vllm_server_base_url=vllm.url,
+                max_steps=2,
+                num_generations=2,
+                per_device_train_batch_size=2 * len(harnesses),
+                max_inflight_tasks=2 * len(harnesses),
+                max_completion_length=2000,
+                token_budget=0,
+                learning_rate=1e-3,
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                report_to="none",
+                save_strategy="no",
+                disable_tqdm=True,
+            ),
+            train_dataset=concatenate_datasets(datasets),
+            environment_factory=factories if len(factories) > 1 else factories["bash"],
+            reward_funcs=HarborSpec.reward_funcs.fget(None),
+            weight_transfer=transfer,
+        )
+        AttentionInterface.register(trainer.model.config._attn_implementation, tree_attention)
+        worker = trainer.rollout_worker
+        if how == "hold":
+            worker.start()
+            print(worker._process.pid, flush=True)
+            time.sleep(300)
+        trainer.rollout_queue = Recorder(trainer.rollout_queue)
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        started = worker.start
+        processes: list[Any] = []
+
+        def start() -> None:
+            started()
+            processes.append(worker._process)
+
+        worker.start = start
+        trainer.train()
+        result = {
+            "log": trainer.state.log_history,
+            "samples": [
+                {
+                    "reward": sample.metrics["reward"],
+                    "advantage": sample.advantage,
+                    "group": sample.group_id,
+                    "completion": sample.completion,
+                    "tokens": len(sample.input_ids),
+                    "trained": int(sample.completion_mask.sum()),
+                    "version": sample.model_version,
+                }
+                for sample in trainer.rollout_queue.seen
+            ],
+            "sent": transfer.sent,
+            "parameters": sum(parameter.numel() for parameter in before),
+            "calls": vllm.calls,
+            "trained": any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True)),
+            "exit_code": processes[0].exitcode,
+        }
+        (directory / "result.json").write_text(json.dumps(result, default=str))
+
+
+if __name__ == "__main__":
+    main()
