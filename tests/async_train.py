@@ -1,7 +1,8 @@
 """Real runs of `HarborAsyncGRPOTrainer`, for test_async_train.py: `async_train.py HOW ENVIRONMENT DIRECTORY`.
 
-vLLM's server is scripted (fake_vllm.py), and two parts that need a GPU are replaced where TRL and transformers let one:
-the transfer of weights (`weight_transfer=`) and the attention kernel (transformers' `AttentionInterface`).
+vLLM's server is scripted (fake_vllm.py). What needs a GPU is replaced where TRL and transformers let one: the transfer
+of weights (`weight_transfer=`) and the attention kernel (transformers' `AttentionInterface`); and a question that TRL
+asks CUDA even on a CPU, for the name of the device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from datasets import concatenate_datasets
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, TrainerCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
@@ -83,8 +84,19 @@ class Recorder:
         return self._samples.qsize()
 
 
+class Processes(TrainerCallback):
+    """Remembers the worker's process, which TRL forgets when it has ended."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.seen = self._worker._process
+
+
 def main() -> None:
     how, environment_type, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    torch.cuda.get_device_name = lambda device: str(device)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     model.config.max_position_embeddings = 32_768  # ten tools, spelt in bytes, are a long prompt
@@ -102,7 +114,7 @@ def main() -> None:
         datasets.append(spec.train_dataset.add_column("environment", [harness]))
         factories[harness] = spec.environment_factory
         right, wrong, _ = SCRIPTS[harness]
-        hold = [("bash", {"command": f"exec -a {directory.name} sleep 300"})]
+        hold = [("bash", {"command": f"bash -c 'exec -a {directory.name} sleep 300'"})]
         plays[f"Write 42 with {harness}."] = [hold] if how == "hold" else [right, wrong]
 
     with FakeVLLM(tokenizer, plays) as vllm:
@@ -139,15 +151,10 @@ def main() -> None:
             time.sleep(300)
         trainer.rollout_queue = Recorder(trainer.rollout_queue)
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-        started = worker.start
-        processes: list[Any] = []
-
-        def start() -> None:
-            started()
-            processes.append(worker._process)
-
-        worker.start = start
+        processes = Processes(worker)
+        trainer.add_callback(processes)
         trainer.train()
+        pairs = zip(before, trainer.model.parameters(), strict=True)
         result = {
             "log": trainer.state.log_history,
             "samples": [
@@ -165,8 +172,8 @@ def main() -> None:
             "sent": transfer.sent,
             "parameters": sum(parameter.numel() for parameter in before),
             "calls": vllm.calls,
-            "trained": any(not torch.equal(old, new) for old, new in zip(before, trainer.model.parameters(), strict=True)),
-            "exit_code": processes[0].exitcode,
+            "changed": any(not torch.equal(old, new) for old, new in pairs),
+            "exit_code": processes.seen.exitcode,
         }
         (directory / "result.json").write_text(json.dumps(result, default=str))
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 Play = Sequence[tuple[str, Mapping[str, Any]]]
 
 _NAMES = {
-    "__init__": "LLM = RequestOutput = SamplingParams = object",
+    "__init__": "LLM = RequestOutput = SamplingParams = object; __version__ = '0.31.0'",
     "sampling_params": "StructuredOutputsParams = object",
     "utils/__init__": "",
     "utils/network_utils": "get_ip = get_open_port = None",
@@ -37,9 +37,6 @@ def write_package(directory: Path) -> Path:
         file = directory / "vllm" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    metadata = directory / "vllm-0.31.0.dist-info" / "METADATA"
-    metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0\n")
     return directory
 
 

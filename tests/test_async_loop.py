@@ -248,5 +248,3 @@ def test_without_environments_the_reward_function_says_which_trainer_to_use():
     spec = HarborSpec("anything")
     with pytest.raises(NoEnvironmentsError, match="HarborAsyncGRPOTrainer"):
         spec.reward_funcs(prompts=["p"], completions=["c"], completion_ids=[[1]], task_dir=["t"])
-
-

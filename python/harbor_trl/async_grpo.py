@@ -166,7 +166,7 @@ class HarborRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
         group.reward_kwargs["log_metric"] = lambda name, value: logged[name].append(value)
         samples: list[Any] = await super()._score_group(group)
         if logged:
-            # Pairs: the trainer logs the sum of the first over the sum of the second, over all groups since its last log.
+            # Pairs, of which the trainer logs the one sum over the other, over all groups since its last log.
             self._push_metrics({name: (sum(values), len(values)) for name, values in logged.items()})
         return samples
 
