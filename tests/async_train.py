@@ -1,4 +1,4 @@
-"""Real runs of `HarborAsyncGRPOTrainer`, for test_async_train.py: `async_train.py HOW ENVIRONMENT DIRECTORY`.
+"""Real runs of `HarborAsyncGRPOTrainer`, for test_async_train.py.
 
 vLLM's server is scripted (fake_vllm.py). What needs a GPU is replaced where TRL and transformers let one: the transfer
 of weights (`weight_transfer=`) and the attention kernel (transformers' `AttentionInterface`); and a question that TRL
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from fake_vllm import FakeVLLM
-from harbor_trl import HarborSpec
+from harbor_trl import HarborEnv, HarborSpec
 from harbor_trl.async_grpo import HarborAsyncGRPOTrainer
+from harbor_trl.testing import tools_of
 from tasks import make_task
 from test_harness_training import SCRIPTS
 from tiny_model import build_model, build_tokenizer
@@ -94,15 +95,24 @@ class Processes(TrainerCallback):
         self.seen = self._worker._process
 
 
+def prompts(factories: dict[str, Callable[[], HarborEnv]]) -> list[str]:
+    """What the policy reads first, for a tokenizer to which a line of it is a token: ten tools are a long prompt."""
+    tokenizer = build_tokenizer()
+    texts = []
+    for environment in (build() for build in factories.values()):
+        tools = [getattr(environment, name) for name in tools_of(type(environment))]
+        message = {"role": "user", "content": environment.PROMPT_SUFFIX}
+        texts.append(tokenizer.apply_chat_template([message], tools=tools, tokenize=False))
+    return texts
+
+
 def main() -> None:
+    """Called with the arguments HOW (train or hold), ENVIRONMENT and DIRECTORY.
+
+    Not by running this file, which the worker's process would then import too.
+    """
     how, environment_type, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     torch.cuda.get_device_name = lambda device: str(device)
-    tokenizer = build_tokenizer()
-    model = build_model(tokenizer)
-    model.config.max_position_embeddings = 32_768  # ten tools, spelt in bytes, are a long prompt
-    for part in (tokenizer, model):
-        part.save_pretrained(directory / "model")
-
     harnesses = ["bash"] if environment_type == "docker" or how == "hold" else list(SCRIPTS)
     datasets, factories, plays = [], {}, {}
     for harness in harnesses:
@@ -117,6 +127,9 @@ def main() -> None:
         hold = [("bash", {"command": f"bash -c 'exec -a {directory.name} sleep 300'"})]
         plays[f"Write 42 with {harness}."] = [hold] if how == "hold" else [right, wrong]
 
+    tokenizer = build_tokenizer(prompts(factories) * 2)
+    for part in (tokenizer, build_model(tokenizer)):
+        part.save_pretrained(directory / "model")
     with FakeVLLM(tokenizer, plays) as vllm:
         transfer = PausedTransfer(vllm.url)
         trainer = HarborAsyncGRPOTrainer(
@@ -129,6 +142,7 @@ def main() -> None:
                 per_device_train_batch_size=2 * len(harnesses),
                 max_inflight_tasks=2 * len(harnesses),
                 max_completion_length=2000,
+                queue_maxsize=8,  # else the worker goes on and on while the trainer trains
                 token_budget=0,
                 learning_rate=1e-3,
                 use_cpu=True,
@@ -176,7 +190,3 @@ def main() -> None:
             "exit_code": processes.seen.exitcode,
         }
         (directory / "result.json").write_text(json.dumps(result, default=str))
-
-
-if __name__ == "__main__":
-    main()

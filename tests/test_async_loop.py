@@ -17,10 +17,10 @@ import pytest
 from accelerate.state import PartialState
 
 from fake_vllm import FakeVLLM, Play
-from harbor_trl import HarborBashEnv, HarborSpec
-from harbor_trl.async_grpo import HarborRolloutLoop
+from harbor_trl import HarborBashEnv, HarborEnv, HarborSpec
+from harbor_trl.async_grpo import HarborAsyncGRPOTrainer, HarborRolloutLoop
 from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
-from harbor_trl.errors import NoEnvironmentsError, RewardKeyError
+from harbor_trl.errors import HarnessTypeError, NoEnvironmentsError, RewardKeyError
 from tasks import make_task, write_reward
 from tiny_model import build_tokenizer
 
@@ -248,3 +248,10 @@ def test_without_environments_the_reward_function_says_which_trainer_to_use():
     spec = HarborSpec("anything")
     with pytest.raises(NoEnvironmentsError, match="HarborAsyncGRPOTrainer"):
         spec.reward_funcs(prompts=["p"], completions=["c"], completion_ids=[[1]], task_dir=["t"])
+
+
+def test_a_second_worker_and_a_harness_without_tools_are_refused_before_a_model_is_loaded():
+    with pytest.raises(TypeError, match="rollout_worker="):
+        HarborAsyncGRPOTrainer("no-model", rollout_worker=object())
+    with pytest.raises(HarnessTypeError, match="HarborEnv has no tools"):
+        HarborAsyncGRPOTrainer("no-model", environment_factory={"bash": HarborBashEnv, "none": HarborEnv})

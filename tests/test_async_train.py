@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from trl.experimental.async_grpo import async_rollout_worker
 
 from fake_vllm import write_package
+from harbor_trl import async_grpo
 from harbor_trl.async_grpo import _moved
+from harbor_trl.errors import TrlVersionError
 from test_harness_training import SCRIPTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap runs on Linux only")
@@ -26,9 +31,9 @@ HERE = Path(__file__).parent
 
 
 def start(how: str, environment_type: str, directory: Path) -> subprocess.Popen[str]:
-    packages = [str(write_package(directory.parent / "packages")), os.environ.get("PYTHONPATH", "")]
+    packages = [str(write_package(directory.parent / "packages")), str(HERE), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, str(HERE / "async_train.py"), how, environment_type, str(directory)],
+        [sys.executable, "-c", "import async_train; async_train.main()", how, environment_type, str(directory)],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, packages)),
@@ -203,3 +208,9 @@ def test_a_moved_class_is_named():
         "RolloutGroup.reward_kwargs",
         "RolloutGroup.rollout_rewards",
     ]
+
+
+def test_importing_with_a_trl_that_has_moved_a_name_says_which_and_whose(monkeypatch):
+    monkeypatch.delattr(async_rollout_worker._AsyncRolloutLoop, "_score_group")
+    with pytest.raises(TrlVersionError, match=rf"TRL {re.escape(trl.__version__)} .*_score_group\(group\)"):
+        runpy.run_path(async_grpo.__file__, run_name="harbor_trl.async_grpo")

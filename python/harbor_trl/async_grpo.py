@@ -51,7 +51,8 @@ def _moved(worker_module: Any) -> list[str]:
 
 
 try:
-    from trl.experimental.async_grpo import AsyncGRPOTrainer, async_rollout_worker
+    from trl.experimental.async_grpo import async_rollout_worker
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 except ImportError as error:
     raise TrlVersionError(
         f"TRL {trl.__version__} has no trl.experimental.async_grpo that harbor-trl can use ({error}); it was written "
@@ -100,7 +101,7 @@ class HarborAsyncGRPOTrainer(AsyncGRPOTrainer):
                 )
         super().__init__(*args, **kwargs)
         if self.rollout_worker is not None:  # None on all ranks but the first
-            self.rollout_worker._loop_cls = HarborRolloutLoop
+            self.rollout_worker._loop_cls = HarborRolloutLoop  # type: ignore[attr-defined]  # TRL's own class has it
 
 
 class HarborRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
@@ -138,9 +139,11 @@ class HarborRolloutLoop(async_rollout_worker._AsyncRolloutLoop):
             await asyncio.to_thread(engine().close)
         if not stop_event.is_set():
             work.result()
-        elif isinstance(self.rollout_buffer, multiprocessing.queues.Queue):
-            # Else this process could not end before the trainer has read what it does not want.
-            self.rollout_buffer.cancel_join_thread()
+            return
+        for written in (self.rollout_buffer, self._metrics_queue):
+            if isinstance(written, multiprocessing.queues.Queue):
+                # Else this process could not end before the trainer has read what it does not want.
+                written.cancel_join_thread()
 
     async def _generate_one(
         self, prompt: Any, tool_dict: dict[str, Callable[..., Any]], tools: Any, group_id: int = 0
