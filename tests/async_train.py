@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import AttentionInterface, TrainerCallback
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from trl.experimental.async_grpo.vllm_client import VLLMClient
 
-from fake_vllm import FakeVLLM
+from fake_vllm import FakeVLLM, Play
 from harbor_trl import HarborEnv, HarborSpec
 from harbor_trl.async_grpo import HarborAsyncGRPOTrainer
 from harbor_trl.testing import tools_of
@@ -106,16 +106,12 @@ def prompts(factories: dict[str, Callable[[], HarborEnv]]) -> list[str]:
     return texts
 
 
-def main() -> None:
-    """Called with the arguments HOW (train or hold), ENVIRONMENT and DIRECTORY.
-
-    Not by running this file, which the worker's process would then import too.
-    """
-    how, environment_type, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    torch.cuda.get_device_name = lambda device: str(device)
-    harnesses = ["bash"] if environment_type == "docker" or how == "hold" else list(SCRIPTS)
-    datasets, factories, plays = [], {}, {}
-    for harness in harnesses:
+def make_trainer(
+    directory: Path, environment_type: str, plays: Mapping[str, Sequence[Play]]
+) -> tuple[HarborAsyncGRPOTrainer, FakeVLLM, PausedTransfer]:
+    """A trainer of two steps in which each harness has a task and the plays of `plays`."""
+    datasets, factories = [], {}
+    for harness in plays:
         task = directory / harness / "task"
         make_task(task, instruction=f"Write 42 with {harness}.\n")
         spec = HarborSpec(
@@ -123,70 +119,87 @@ def main() -> None:
         )
         datasets.append(spec.train_dataset.add_column("environment", [harness]))
         factories[harness] = spec.environment_factory
-        right, wrong, _ = SCRIPTS[harness]
-        hold = [("bash", {"command": f"bash -c 'exec -a {directory.name} sleep 300'"})]
-        plays[f"Write 42 with {harness}."] = [hold] if how == "hold" else [right, wrong]
-
     tokenizer = build_tokenizer(prompts(factories) * 2)
     for part in (tokenizer, build_model(tokenizer)):
         part.save_pretrained(directory / "model")
-    with FakeVLLM(tokenizer, plays) as vllm:
-        transfer = PausedTransfer(vllm.url)
-        trainer = HarborAsyncGRPOTrainer(
-            model=str(directory / "model"),
-            args=AsyncGRPOConfig(
-                output_dir=str(directory / "run"),
-                vllm_server_base_url=vllm.url,
-                max_steps=2,
-                num_generations=2,
-                per_device_train_batch_size=2 * len(harnesses),
-                max_inflight_tasks=2 * len(harnesses),
-                max_completion_length=2000,
-                queue_maxsize=8,  # else the worker goes on and on while the trainer trains
-                token_budget=0,
-                learning_rate=1e-3,
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-            ),
-            train_dataset=concatenate_datasets(datasets),
-            environment_factory=factories if len(factories) > 1 else factories["bash"],
-            reward_funcs=HarborSpec.reward_funcs.fget(None),
-            weight_transfer=transfer,
-        )
-        AttentionInterface.register(trainer.model.config._attn_implementation, tree_attention)
-        worker = trainer.rollout_worker
-        if how == "hold":
-            worker.start()
-            print(worker._process.pid, flush=True)
-            time.sleep(300)
-        trainer.rollout_queue = Recorder(trainer.rollout_queue)
-        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
-        processes = Processes(worker)
-        trainer.add_callback(processes)
-        trainer.train()
-        pairs = zip(before, trainer.model.parameters(), strict=True)
-        result = {
-            "log": trainer.state.log_history,
-            "samples": [
-                {
-                    "reward": sample.metrics["reward"],
-                    "advantage": sample.advantage,
-                    "group": sample.group_id,
-                    "completion": sample.completion,
-                    "tokens": len(sample.input_ids),
-                    "trained": int(sample.completion_mask.sum()),
-                    "version": sample.model_version,
-                }
-                for sample in trainer.rollout_queue.seen
-            ],
-            "sent": transfer.sent,
-            "parameters": sum(parameter.numel() for parameter in before),
-            "calls": vllm.calls,
-            "changed": any(not torch.equal(old, new) for old, new in pairs),
-            "exit_code": processes.seen.exitcode,
-        }
-        (directory / "result.json").write_text(json.dumps(result, default=str))
+    vllm = FakeVLLM(tokenizer, {f"Write 42 with {harness}.": group for harness, group in plays.items()})
+    transfer = PausedTransfer(vllm.url)
+    trainer = HarborAsyncGRPOTrainer(
+        model=str(directory / "model"),
+        args=AsyncGRPOConfig(
+            output_dir=str(directory / "run"),
+            vllm_server_base_url=vllm.url,
+            max_steps=2,
+            num_generations=2,
+            per_device_train_batch_size=2 * len(plays),
+            max_inflight_tasks=2 * len(plays),
+            max_completion_length=2000,
+            queue_maxsize=8,  # else the worker goes on and on while the trainer trains
+            token_budget=0,
+            learning_rate=1e-3,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=concatenate_datasets(datasets),
+        environment_factory=factories if len(factories) > 1 else next(iter(factories.values())),
+        reward_funcs=spec.reward_funcs,
+        weight_transfer=transfer,
+    )
+    AttentionInterface.register(trainer.model.config._attn_implementation, tree_attention)
+    return trainer, vllm, transfer
+
+
+def train(directory: Path, environment_type: str) -> None:
+    """Train, and write what happened to `result.json`."""
+    harnesses = ["bash"] if environment_type == "docker" else list(SCRIPTS)
+    trainer, vllm, transfer = make_trainer(directory, environment_type, {name: SCRIPTS[name][:2] for name in harnesses})
+    trainer.rollout_queue = Recorder(trainer.rollout_queue)
+    before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    processes = Processes(trainer.rollout_worker)
+    trainer.add_callback(processes)
+    trainer.train()
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    result = {
+        "log": trainer.state.log_history,
+        "samples": [
+            {
+                "reward": sample.metrics["reward"],
+                "advantage": sample.advantage,
+                "group": sample.group_id,
+                "completion": sample.completion,
+                "version": sample.model_version,
+            }
+            for sample in trainer.rollout_queue.seen
+        ],
+        "sent": transfer.sent,
+        "parameters": sum(parameter.numel() for parameter in before),
+        "calls": vllm.calls,
+        "changed": any(not torch.equal(old, new) for old, new in pairs),
+        "exit_code": processes.seen.exitcode,
+    }
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+def hold(directory: Path, environment_type: str) -> None:
+    """Print the ids of three workers whose rollouts wait for ever in processes named for the worker."""
+    for number in range(3):
+        own = directory / f"{directory.name}-{number}"
+        play = [("bash", {"command": f"bash -c 'exec -a {own.name} sleep 300'"})]
+        trainer, _, _ = make_trainer(own, environment_type, {"bash": [play]})
+        trainer.rollout_worker.start()
+        print(trainer.rollout_worker._process.pid, flush=True)
+    time.sleep(600)
+
+
+def main() -> None:
+    """Called with the arguments HOW (train or hold), ENVIRONMENT and DIRECTORY.
+
+    Not by running this file, which the worker's process would then import too.
+    """
+    how, environment_type, directory = sys.argv[1:]
+    torch.cuda.get_device_name = lambda device: str(device)
+    {"train": train, "hold": hold}[how](Path(directory), environment_type)
