@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a process waits at its end for its sandboxes to stop.
 CLOSE_TIMEOUT_SEC = 60.0
+#: Seconds that a tool call has to find out that its sandbox is gone.
+_LAST_WORDS_SEC = 0.2
 #: Seconds of waiting after which the user is told what is being waited for.
 _QUIET_SEC = 2.0
 
@@ -118,6 +120,15 @@ class Engine:
             stops = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "stop"]
             return max(len(self._trials), len(stops))
 
+        async def end_calls() -> None:
+            # A thread that waits for a tool call would wait for ever for a loop that has stopped.
+            for insist in (False, True):
+                calls = asyncio.all_tasks() - {asyncio.current_task()}
+                for call in calls if insist else ():
+                    call.cancel()
+                if calls:
+                    await asyncio.wait(calls, timeout=_LAST_WORDS_SEC)
+
         try:
             self.submit(cancel_all()).result()
             started = time.monotonic()
@@ -133,6 +144,7 @@ class Engine:
                     )
             if count:
                 logger.warning("%d sandboxes did not stop within %.0f s", count, timeout_sec)
+            self.submit(end_calls()).result()
         except (KeyboardInterrupt, SystemExit):
             sys.stderr.flush()
             os._exit(130)

@@ -46,6 +46,14 @@ class NothingWorksError(HarborTrlError, RuntimeError):
     """The first rollouts of a run all failed for reasons that no policy can have caused."""
 
 
+class NoEnvironmentsError(HarborTrlError, RuntimeError):
+    """A trainer called the reward function of `HarborSpec` without the rollouts that it is to judge."""
+
+
+class TrlVersionError(HarborTrlError, ImportError):
+    """The installed TRL lacks what `harbor_trl.async_grpo` builds on."""
+
+
 class SandboxLostError(HarborTrlError, RuntimeError):
     """A harness asked for the sandbox of a rollout that has none (any more)."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harbor_trl.env import HarborEnv
+from harbor_trl.errors import NoEnvironmentsError
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +25,9 @@ def outcome_reward(
     kind, and the seconds spent on starting and verifying. Rollouts that are left out are a warning of each batch.
 
     Args:
-        environments: The live environments, one a rollout, from `GRPOTrainer`.
+        environments: The environments, one a rollout, from `GRPOTrainer` and `HarborAsyncGRPOTrainer`.
         environment_reward: Rewards that the rollout worker took already, one a rollout.
-        log_metric: `GRPOTrainer`'s logger of scalars.
+        log_metric: The trainer's logger of scalars.
         columns: The dataset's columns; not used.
 
     Returns:
@@ -35,14 +36,15 @@ def outcome_reward(
     Raises:
         RewardKeyError: A verifier gives several rewards, and `reward_key` does not say which is meant.
         NothingWorksError: `give_up_after` rollouts have failed, and none has not.
-        TypeError: The trainer passes neither environments nor rewards.
+        NoEnvironmentsError: The trainer passes neither environments nor rewards, as TRL's own `AsyncGRPOTrainer`.
     """
     if environment_reward is not None:
         return [None if reward is None else float(reward) for reward in environment_reward]
     if environments is None:
-        raise TypeError(
-            "The trainer passed no `environments` to HarborSpec.reward_funcs. AsyncGRPOTrainer does not, and is not "
-            "supported by this version; use GRPOTrainer."
+        # All None would be a run that learns nothing and does not say so.
+        raise NoEnvironmentsError(
+            "The trainer passed no environments to HarborSpec.reward_funcs. TRL's AsyncGRPOTrainer does not: use "
+            "`from harbor_trl.async_grpo import HarborAsyncGRPOTrainer`, which takes the same arguments and does."
         )
     ours = [env for env in environments if isinstance(env, HarborEnv)]
     for env in ours:
