@@ -136,7 +136,7 @@ pub fn copy_plan(
         plan: CopyPlan::default(),
         context: None,
         options,
-        lines: Vec::new(),
+        source: dockerfile,
         escape: '\\',
         globals: HashMap::new(),
         visits: 0,
@@ -145,7 +145,7 @@ pub fn copy_plan(
         sent_unknown: false,
         fruitless: Vec::new(),
     };
-    if let Err(error) = planner.run(dockerfile, ignore_file, context) {
+    if let Err(error) = planner.run(ignore_file, context) {
         planner.plan.errors.push(error);
     }
     planner.plan
@@ -208,7 +208,7 @@ struct Planner<'a> {
     plan: CopyPlan,
     context: Option<Rc<RefCell<Context>>>,
     options: &'a PlanOptions,
-    lines: Vec<String>,
+    source: &'a [u8],
     escape: char,
     globals: HashMap<String, Value>,
     visits: usize,
@@ -218,6 +218,13 @@ struct Planner<'a> {
     sent_unknown: bool,
     /// Wildcards into a directory that matched nothing: line, source, column.
     fruitless: Vec<(usize, String, Option<usize>)>,
+}
+
+/// What directories are made like where they are missing.
+struct Missing<'a> {
+    mode: Option<u32>,
+    owner: Option<&'a str>,
+    line: usize,
 }
 
 /// Why one instruction could not be followed.
@@ -248,18 +255,9 @@ impl Planner<'_> {
         });
     }
 
-    fn run(
-        &mut self,
-        source: &[u8],
-        ignore_file: Option<&[u8]>,
-        root: &Path,
-    ) -> Result<(), BuildError> {
-        let parsed = parser::parse(source)?;
+    fn run(&mut self, ignore_file: Option<&[u8]>, root: &Path) -> Result<(), BuildError> {
+        let parsed = parser::parse(self.source)?;
         self.escape = parsed.escape;
-        self.lines = String::from_utf8_lossy(source)
-            .lines()
-            .map(str::to_owned)
-            .collect();
         if let Some(syntax) = &parsed.syntax
             && !syntax.contains("docker/dockerfile")
         {
@@ -309,7 +307,7 @@ impl Planner<'_> {
                 );
             }
         }
-        self.finish(target, &stages, &states);
+        self.finish(target, &stages, states);
         Ok(())
     }
 
@@ -393,7 +391,7 @@ impl Planner<'_> {
         states: &HashMap<usize, State>,
     ) -> State {
         let source = &graph.bases[index];
-        let mut commands: Vec<Command> = Vec::new();
+        let mut triggers: Vec<Command> = Vec::new();
         let mut state = match source {
             Source::Stage(base) if states.contains_key(base) => {
                 let mut state = states[base].clone();
@@ -401,7 +399,7 @@ impl Planner<'_> {
                 state.base = Some(*base);
                 for onbuild in std::mem::take(&mut state.onbuild) {
                     match instruction::trigger(&onbuild, stage.line) {
-                        Ok(command) => commands.push(command),
+                        Ok(command) => triggers.push(command),
                         Err(error) => self.plan.errors.push(error),
                     }
                 }
@@ -464,8 +462,7 @@ impl Planner<'_> {
                 ),
             );
         }
-        commands.extend(stage.commands.iter().cloned());
-        for command in &commands {
+        for command in triggers.iter().chain(&stage.commands) {
             match self.command(command, &mut state, graph, states, index) {
                 Ok(()) => {}
                 Err(Stop::Error(error)) => self.plan.errors.push(error),
@@ -600,31 +597,28 @@ impl Planner<'_> {
         let Some(resolved) = state.tree.resolve(&full) else {
             return unclear("WORKDIR leads through too many links");
         };
-        self.make_directories(
-            &mut state.tree,
-            &resolved,
-            Some(0o755),
-            owner.as_deref(),
+        let missing = Missing {
+            mode: Some(0o755),
+            owner: owner.as_deref(),
             line,
-            None,
-        )
+        };
+        self.make_directories(state, &resolved, &missing, false)
     }
 
-    /// Makes the directories of a path that are missing; tells `events` about them.
+    /// Makes the directories of a path that are missing; with `as_entries`, they are entries of the plan.
     fn make_directories(
         &mut self,
-        tree: &mut Tree,
+        state: &mut State,
         path: &str,
-        mode: Option<u32>,
-        owner: Option<&str>,
-        line: usize,
-        mut events: Option<&mut Vec<Event>>,
+        missing: &Missing,
+        as_entries: bool,
     ) -> Result<(), Stop> {
+        let &Missing { mode, owner, line } = missing;
         let mut current = String::new();
         for part in paths::components(path) {
             current.push('/');
             current.push_str(part);
-            let partial = match tree.lookup(&current) {
+            let partial = match state.tree.lookup(&current) {
                 Lookup::Found(node) if node.is_directory() => continue,
                 Lookup::Found(_) | Lookup::NotDirectory => {
                     return refuse(
@@ -636,18 +630,18 @@ impl Planner<'_> {
                 Lookup::Missing => false,
                 Lookup::Unknown => true,
             };
-            tree.put(
+            state.tree.put(
                 &current,
                 Node::directory(mode, owner.map(str::to_owned), partial),
             );
-            if let Some(events) = events.as_deref_mut() {
+            if as_entries {
                 let entry = Entry {
                     mode,
                     owner: owner.map(str::to_owned),
                     if_missing: true,
                     ..blank(EntryKind::Directory, current.clone(), line)
                 };
-                self.emit(events, entry)?;
+                self.emit(&mut state.events, entry)?;
             }
         }
         Ok(())
@@ -666,7 +660,8 @@ impl Planner<'_> {
 
     /// Where a word stands on a line of the Dockerfile, counted from 1 in characters.
     fn column(&self, line: usize, word: &str) -> Option<usize> {
-        let text = self.lines.get(line.checked_sub(1)?)?;
+        let source = String::from_utf8_lossy(self.source);
+        let text = source.lines().nth(line.checked_sub(1)?)?;
         let at = text.find(word)?;
         Some(text[..at].chars().count() + 1)
     }
@@ -679,26 +674,24 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, target: usize, stages: &[Stage], states: &HashMap<usize, State>) {
-        let Some(state) = states.get(&target) else {
+    fn finish(&mut self, target: usize, stages: &[Stage], mut states: HashMap<usize, State>) {
+        let Some(state) = states.remove(&target) else {
             return;
         };
-        let mut chain = vec![state];
-        while let Some(base) = chain
-            .last()
-            .and_then(|state| state.base)
-            .and_then(|base| states.get(&base))
-        {
-            chain.push(base);
+        let mut base = state.base;
+        let mut chain = vec![state.events];
+        while let Some(below) = base.and_then(|base| states.remove(&base)) {
+            chain.push(below.events);
+            base = below.base;
         }
         let mut entries: Vec<Entry> = Vec::new();
         let mut untouched: Vec<usize> = Vec::new();
         let mut steps = 0usize;
-        for event in chain.into_iter().rev().flat_map(|state| &state.events) {
+        for event in chain.into_iter().rev().flatten() {
             match event {
                 Event::Entry(entry) => {
                     untouched.push(entries.len());
-                    entries.push(Entry::clone(entry));
+                    entries.push(Rc::unwrap_or_clone(entry));
                 }
                 Event::Effects(effects) => {
                     steps = steps.saturating_add(effects.cost().saturating_mul(untouched.len()));
@@ -723,11 +716,11 @@ impl Planner<'_> {
             }
         }
         self.plan.entries = entries;
-        self.plan.base.clone_from(&state.image);
+        self.plan.base = state.image;
         self.plan.stage.clone_from(&stages[target].name);
-        self.plan.workdir.clone_from(&state.workdir);
-        self.plan.workdirs.clone_from(&state.workdirs);
-        self.plan.user.clone_from(&state.user);
+        self.plan.workdir = state.workdir;
+        self.plan.workdirs = state.workdirs;
+        self.plan.user = state.user;
         self.plan.env = state
             .exported
             .iter()

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::files::{Archive, Files};
 use super::mode::ModeChange;
 use super::{
-    Entry, EntryKind, Event, Planner, State, Stop, absolute, blank, check_length, expanded,
-    numeric_owner, refuse, unclear,
+    Entry, EntryKind, Event, Missing, Planner, State, Stop, absolute, blank, check_length,
+    expanded, numeric_owner, refuse, unclear,
 };
 use crate::dockerfile::context::{FileKind, Info};
 use crate::dockerfile::ignore::{IgnorePatterns, PatternProblem};
@@ -158,182 +158,33 @@ impl Planner<'_> {
             Some(Source::Image(_) | Source::Unknown) => None,
         };
         // --link copies into an empty tree first, which is then laid over the stage.
-        let linked = copy.link && copy.chmod.is_empty();
-        let mut tree = if linked {
-            Tree::new(false)
-        } else {
-            state.tree.clone()
+        let below = (copy.link && copy.chmod.is_empty())
+            .then(|| std::mem::replace(&mut state.tree, Tree::new(false)));
+        let before = state.events.len();
+        let mut copying = Copying {
+            job: Job {
+                copy,
+                line,
+                attributes,
+                destination,
+                excludes,
+                from_stage: from.is_some(),
+                current: 0,
+            },
+            planner: self,
+            state: &mut *state,
         };
-        let mut job = Job {
-            copy,
-            line,
-            attributes,
-            destination,
-            excludes,
-            from_stage: from.is_some(),
-            current: 0,
-        };
-        let mut events = Vec::new();
-        let result = self.copy_all(
-            &mut job,
-            sources,
-            contents,
-            files,
-            &mut tree,
-            &mut events,
-            state,
-        );
-        if linked {
-            for event in &mut events {
+        let result = copying.all(sources, contents, files.as_ref());
+        if let Some(below) = below {
+            for event in &mut state.events[before..] {
                 if let Event::Entry(entry) = event {
                     Rc::make_mut(entry).if_missing = false;
                 }
             }
-            lay_over(&mut state.tree, &tree);
-        } else {
-            state.tree = tree;
+            let above = std::mem::replace(&mut state.tree, below);
+            lay_over(&mut state.tree, &above);
         }
-        state.events.extend(events);
         result
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn copy_all(
-        &mut self,
-        job: &mut Job,
-        sources: Vec<Result<String, Stop>>,
-        contents: Vec<(String, Result<Vec<u8>, Stop>)>,
-        mut files: Option<Files>,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-        state: &mut State,
-    ) -> Result<(), Stop> {
-        let line = job.line;
-        let count = sources.len();
-        for (at, source) in sources.into_iter().enumerate() {
-            job.current = at;
-            let reason = match source {
-                Err(Stop::Unknown(reason)) => reason,
-                Err(stop) => return Err(stop),
-                Ok(source) if is_remote(&source) => {
-                    if !job.copy.is_add {
-                        let message = format!(
-                            "COPY takes no URL or git repository such as {source:?}; ADD does"
-                        );
-                        return refuse("copy-remote", line, message);
-                    }
-                    format!("{source} is fetched from the network")
-                }
-                Ok(source) => match files.as_mut() {
-                    Some(files) => match self.copy_source(job, &source, files, tree, events, state)
-                    {
-                        Ok(()) => continue,
-                        Err(Stop::Unknown(reason)) => reason,
-                        Err(stop) => return Err(stop),
-                    },
-                    None if job.from_stage => {
-                        format!(
-                            "{source:?} comes from {:?}, whose files aren't known",
-                            job.copy.from
-                        )
-                    }
-                    None => format!(
-                        "{source:?} cannot be looked up behind a .dockerignore that isn't understood"
-                    ),
-                },
-            };
-            self.unknown(line, reason);
-            self.sent_unknown = true;
-            state.traceable = false;
-            let below = paths::clean(&job.destination);
-            let reason = "a copy of something unknown";
-            events.push(Event::Effects(Rc::new(Effects::overwrite(
-                line, &below, reason,
-            ))));
-            tree.update(&below, |node| node.partial = true);
-            mark_partial(tree, &below);
-        }
-        if count + contents.len() > 1
-            && !job.destination.ends_with('/')
-            && !job.destination.ends_with("/.")
-        {
-            let is_directory = match tree
-                .resolve(&job.destination)
-                .as_deref()
-                .map(|path| tree.lookup(path))
-            {
-                Some(Lookup::Found(node)) => node.is_directory(),
-                _ => false,
-            };
-            if !is_directory {
-                let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
-                self.unknown(line, reason);
-            }
-        }
-        for (name, data) in contents {
-            match data {
-                Ok(data) => {
-                    // The builder writes it into an empty file system first, and makes no directory there.
-                    if paths::components(&paths::clean_absolute(&name)).count() != 1
-                        || name.ends_with('/')
-                    {
-                        let message =
-                            format!("the heredoc's name {name:?} isn't a plain file name");
-                        return refuse("heredoc-name", line, message);
-                    }
-                    let data = Arc::new(data);
-                    let source = Node {
-                        origin: Origin::Content(data),
-                        ..file_node(FileKind::File, Some(0o644))
-                    };
-                    self.copy_file(job, &name, source, tree, events)?;
-                }
-                Err(Stop::Unknown(reason)) => {
-                    self.unknown(line, format!("heredoc {name}: {reason}"))
-                }
-                Err(stop) => return Err(stop),
-            }
-        }
-        Ok(())
-    }
-
-    fn copy_source(
-        &mut self,
-        job: &mut Job,
-        source: &str,
-        files: &mut Files,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-        state: &mut State,
-    ) -> Result<(), Stop> {
-        let line = job.line;
-        if job.copy.parents {
-            return self.copy_with_parents(job, source, files, tree, events);
-        }
-        let source = paths::clean_absolute(source);
-        check_length(&source, line)?;
-        if let (Files::Context(_), false) = (&*files, has_wildcard(&source)) {
-            self.sent.push(source.clone());
-            self.sent.push(files.resolve(&source)?);
-        }
-        if !has_wildcard(&source) {
-            return self.copy_match(job, &source, files, tree, events, state);
-        }
-        let found = self.glob(&source, files, line)?;
-        if let Files::Context(_) = files {
-            self.sent.extend(found.iter().cloned());
-            if found.is_empty() {
-                self.fruitless.push((
-                    line,
-                    source,
-                    self.column(line, &job.copy.sources[job.current]),
-                ));
-            }
-        }
-        for found in found {
-            self.copy_match(job, &found, files, tree, events, state)?;
-        }
-        Ok(())
     }
 
     /// A wildcard without a match is fine, as long as the directory to look in reaches the builder: only what some
@@ -368,26 +219,8 @@ impl Planner<'_> {
         }
     }
 
-    fn missing<T>(&self, job: &Job, source: &str, files: &Files) -> Result<T, Stop> {
-        let source = source.trim_start_matches('/');
-        let mut error = match files {
-            Files::Context(_) => {
-                let message = format!(
-                    "{source:?} is not in the build context (or its .dockerignore hides it)"
-                );
-                BuildError::new("source-missing", job.line, message)
-            }
-            Files::Tree(_) => {
-                let message = format!("{source:?} is not in {:?}", job.copy.from);
-                BuildError::new("source-missing", job.line, message)
-            }
-        };
-        error.column = self.column(job.line, &job.copy.sources[job.current]);
-        Err(Stop::Error(error))
-    }
-
     /// Paths that a wildcard matches, in walking order; a matched directory is not entered.
-    fn glob(&mut self, source: &str, files: &mut Files, line: usize) -> Result<Vec<String>, Stop> {
+    fn glob(&mut self, source: &str, files: &Files, line: usize) -> Result<Vec<String>, Stop> {
         // The copy itself would match nothing, but the builder's cache refuses the pattern before that.
         if match_path(source, "").is_err() {
             return refuse(
@@ -442,30 +275,194 @@ impl Planner<'_> {
         }
         Ok(found)
     }
+}
 
-    #[allow(clippy::too_many_arguments)]
-    fn copy_match(
+/// One COPY or ADD at work on the state of its stage.
+struct Copying<'a, 'p> {
+    planner: &'a mut Planner<'p>,
+    state: &'a mut State,
+    job: Job<'a>,
+}
+
+impl Copying<'_, '_> {
+    fn emit(&mut self, entry: Entry) -> Result<(), Stop> {
+        self.planner.emit(&mut self.state.events, entry)
+    }
+
+    fn make_directories(&mut self, path: &str, mode: Option<u32>) -> Result<(), Stop> {
+        let missing = Missing {
+            mode,
+            owner: self.job.attributes.owner.as_deref(),
+            line: self.job.line,
+        };
+        self.planner
+            .make_directories(self.state, path, &missing, true)
+    }
+
+    fn all(
         &mut self,
-        job: &mut Job,
-        source: &str,
-        files: &mut Files,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-        state: &mut State,
+        sources: Vec<Result<String, Stop>>,
+        contents: Vec<(String, Result<Vec<u8>, Stop>)>,
+        files: Option<&Files>,
     ) -> Result<(), Stop> {
+        let line = self.job.line;
+        let count = sources.len();
+        for (at, source) in sources.into_iter().enumerate() {
+            self.job.current = at;
+            let reason = match source {
+                Err(Stop::Unknown(reason)) => reason,
+                Err(stop) => return Err(stop),
+                Ok(source) if is_remote(&source) => {
+                    if !self.job.copy.is_add {
+                        let message = format!(
+                            "COPY takes no URL or git repository such as {source:?}; ADD does"
+                        );
+                        return refuse("copy-remote", line, message);
+                    }
+                    format!("{source} is fetched from the network")
+                }
+                Ok(source) => match files {
+                    Some(files) => match self.source(&source, files) {
+                        Ok(()) => continue,
+                        Err(Stop::Unknown(reason)) => reason,
+                        Err(stop) => return Err(stop),
+                    },
+                    None if self.job.from_stage => {
+                        format!(
+                            "{source:?} comes from {:?}, whose files aren't known",
+                            self.job.copy.from
+                        )
+                    }
+                    None => format!(
+                        "{source:?} cannot be looked up behind a .dockerignore that isn't understood"
+                    ),
+                },
+            };
+            self.planner.unknown(line, reason);
+            self.planner.sent_unknown = true;
+            self.state.traceable = false;
+            let below = paths::clean(&self.job.destination);
+            let reason = "a copy of something unknown";
+            self.state
+                .events
+                .push(Event::Effects(Rc::new(Effects::overwrite(
+                    line, &below, reason,
+                ))));
+            self.state.tree.update(&below, |node| node.partial = true);
+            mark_partial(&mut self.state.tree, &below);
+        }
+        if count + contents.len() > 1
+            && !self.job.destination.ends_with('/')
+            && !self.job.destination.ends_with("/.")
+        {
+            let is_directory = match self
+                .state
+                .tree
+                .resolve(&self.job.destination)
+                .as_deref()
+                .map(|path| self.state.tree.lookup(path))
+            {
+                Some(Lookup::Found(node)) => node.is_directory(),
+                _ => false,
+            };
+            if !is_directory {
+                let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
+                self.planner.unknown(line, reason);
+            }
+        }
+        for (name, data) in contents {
+            match data {
+                Ok(data) => {
+                    // The builder writes it into an empty file system first, and makes no directory there.
+                    if paths::components(&paths::clean_absolute(&name)).count() != 1
+                        || name.ends_with('/')
+                    {
+                        let message =
+                            format!("the heredoc's name {name:?} isn't a plain file name");
+                        return refuse("heredoc-name", line, message);
+                    }
+                    let data = Arc::new(data);
+                    let source = Node {
+                        origin: Origin::Content(data),
+                        ..file_node(FileKind::File, Some(0o644))
+                    };
+                    self.file(&name, source)?;
+                }
+                Err(Stop::Unknown(reason)) => self
+                    .planner
+                    .unknown(line, format!("heredoc {name}: {reason}")),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(())
+    }
+
+    fn source(&mut self, source: &str, files: &Files) -> Result<(), Stop> {
+        let line = self.job.line;
+        if self.job.copy.parents {
+            return self.with_parents(source, files);
+        }
+        let source = paths::clean_absolute(source);
+        check_length(&source, line)?;
+        if let (Files::Context(_), false) = (files, has_wildcard(&source)) {
+            self.planner.sent.push(source.clone());
+            self.planner.sent.push(files.resolve(&source)?);
+        }
+        if !has_wildcard(&source) {
+            return self.matched(&source, files);
+        }
+        let found = self.planner.glob(&source, files, line)?;
+        if let Files::Context(_) = files {
+            self.planner.sent.extend(found.iter().cloned());
+            if found.is_empty() {
+                self.planner.fruitless.push((
+                    line,
+                    source,
+                    self.planner
+                        .column(line, &self.job.copy.sources[self.job.current]),
+                ));
+            }
+        }
+        for found in found {
+            self.matched(&found, files)?;
+        }
+        Ok(())
+    }
+
+    fn missing<T>(&self, source: &str, files: &Files) -> Result<T, Stop> {
+        let source = source.trim_start_matches('/');
+        let mut error = match files {
+            Files::Context(_) => {
+                let message = format!(
+                    "{source:?} is not in the build context (or its .dockerignore hides it)"
+                );
+                BuildError::new("source-missing", self.job.line, message)
+            }
+            Files::Tree(_) => {
+                let message = format!("{source:?} is not in {:?}", self.job.copy.from);
+                BuildError::new("source-missing", self.job.line, message)
+            }
+        };
+        error.column = self
+            .planner
+            .column(self.job.line, &self.job.copy.sources[self.job.current]);
+        Err(Stop::Error(error))
+    }
+
+    fn matched(&mut self, source: &str, files: &Files) -> Result<(), Stop> {
         let resolved = files.resolve(source)?;
         let Some(info) = files.info(&resolved)? else {
-            return self.missing(job, source, files);
+            return self.missing(source, files);
         };
         if info.kind == FileKind::Directory {
-            return self.copy_directory(job, &resolved, files, tree, events);
+            return self.directory(&resolved, files);
         }
         let name = paths::base(source);
         let node = files.node(&resolved, &info);
-        if job.copy.unpack.unwrap_or(job.copy.is_add) && info.kind == FileKind::File {
+        if self.job.copy.unpack.unwrap_or(self.job.copy.is_add) && info.kind == FileKind::File {
             match files.archive(&resolved) {
                 Archive::No => {}
-                Archive::Plain => return self.unpack(job, &resolved, tree, events, state),
+                Archive::Plain => return self.unpack(&resolved),
                 Archive::Compressed => {
                     return unclear(format!(
                         "{:?} is compressed; ADD unpacks it if it is a tar file",
@@ -474,92 +471,61 @@ impl Planner<'_> {
                 }
             }
         }
-        self.copy_file(job, name, node, tree, events)
+        self.file(name, node)
     }
 
-    fn unpack(
-        &mut self,
-        job: &Job,
-        source: &str,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-        state: &mut State,
-    ) -> Result<(), Stop> {
-        let Some(target) = tree.resolve(&job.destination) else {
+    fn unpack(&mut self, source: &str) -> Result<(), Stop> {
+        let Some(target) = self.state.tree.resolve(&self.job.destination) else {
             return unclear("the destination has too many links");
         };
-        let owner = job.attributes.owner.as_deref();
-        self.make_directories(
-            tree,
-            &target,
-            Some(0o755),
-            owner,
-            job.line,
-            Some(&mut *events),
-        )?;
-        state.traceable = false;
-        mark_partial(tree, &target);
-        events.push(Event::Effects(Rc::new(Effects::overwrite(
-            job.line,
-            &target,
-            "the unpacked archive",
-        ))));
+        self.make_directories(&target, Some(0o755))?;
+        self.state.traceable = false;
+        mark_partial(&mut self.state.tree, &target);
+        self.state
+            .events
+            .push(Event::Effects(Rc::new(Effects::overwrite(
+                self.job.line,
+                &target,
+                "the unpacked archive",
+            ))));
         let entry = Entry {
             source: Some(source.trim_start_matches('/').to_owned()),
-            owner: job
+            owner: self
+                .job
                 .attributes
                 .owner_given
-                .then(|| job.attributes.owner.clone())
+                .then(|| self.job.attributes.owner.clone())
                 .flatten(),
-            ..blank(EntryKind::Archive, target, job.line)
+            ..blank(EntryKind::Archive, target, self.job.line)
         };
-        self.emit(events, entry)
+        self.emit(entry)
     }
 
     /// Directories above the destination, then the destination itself, links followed.
-    fn prepare(
-        &mut self,
-        job: &Job,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<String, Stop> {
-        let above = match job.destination.rfind('/') {
-            _ if job.destination.ends_with('/') || job.destination.ends_with("/.") => {
-                job.destination.as_str()
+    fn prepare(&mut self) -> Result<String, Stop> {
+        let above = match self.job.destination.rfind('/') {
+            _ if self.job.destination.ends_with('/') || self.job.destination.ends_with("/.") => {
+                self.job.destination.as_str()
             }
-            Some(at) => &job.destination[..=at],
+            Some(at) => &self.job.destination[..=at],
             None => "/",
         };
-        let Some(above) = tree.resolve(above) else {
+        let Some(above) = self.state.tree.resolve(above) else {
             return unclear("the destination has too many links");
         };
-        let mode = job.attributes.mode.for_created();
-        self.make_directories(
-            tree,
-            &above,
-            mode,
-            job.attributes.owner.as_deref(),
-            job.line,
-            Some(events),
-        )?;
-        match tree.resolve(&job.destination) {
+        let mode = self.job.attributes.mode.for_created();
+        self.make_directories(&above, mode)?;
+        match self.state.tree.resolve(&self.job.destination) {
             Some(path) => Ok(path),
             None => unclear("the destination has too many links"),
         }
     }
 
-    fn copy_file(
-        &mut self,
-        job: &Job,
-        name: &str,
-        mut node: Node,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Stop> {
-        let line = job.line;
-        let mut target = self.prepare(job, tree, events)?;
+    fn file(&mut self, name: &str, mut node: Node) -> Result<(), Stop> {
+        let line = self.job.line;
+        let mut target = self.prepare()?;
         let mut if_directory = None;
-        match tree.lookup(&target) {
+        match self.state.tree.lookup(&target) {
             Lookup::Found(found) if found.is_directory() => {
                 target = paths::join(&target, paths::base(name))
             }
@@ -574,17 +540,10 @@ impl Planner<'_> {
             Lookup::Unknown => if_directory = Some(paths::join(&target, paths::base(name))),
         }
         check_length(&target, line)?;
-        let mode = job.attributes.mode.for_created();
+        let mode = self.job.attributes.mode.for_created();
         let above = paths::parent(&target).to_owned();
-        self.make_directories(
-            tree,
-            &above,
-            mode,
-            job.attributes.owner.as_deref(),
-            line,
-            Some(&mut *events),
-        )?;
-        if let Lookup::Found(found) = tree.lookup(&target)
+        self.make_directories(&above, mode)?;
+        if let Lookup::Found(found) = self.state.tree.lookup(&target)
             && found.is_directory()
         {
             return refuse(
@@ -593,47 +552,29 @@ impl Planner<'_> {
                 format!("{target} is a directory; a file cannot replace it"),
             );
         }
-        job.apply(&mut node);
+        self.job.apply(&mut node);
         let mut entry = entry_of(&node, &target, line);
         entry.if_directory.clone_from(&if_directory);
-        self.emit(events, entry)?;
+        self.emit(entry)?;
         if if_directory.is_none() {
-            tree.put(&target, node);
+            self.state.tree.put(&target, node);
         }
         Ok(())
     }
 
-    fn copy_directory(
-        &mut self,
-        job: &Job,
-        source: &str,
-        files: &mut Files,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Stop> {
-        let target = self.prepare(job, tree, events)?;
-        let mode = job.attributes.mode.for_created();
-        self.make_directories(
-            tree,
-            &target,
-            mode,
-            job.attributes.owner.as_deref(),
-            job.line,
-            Some(&mut *events),
-        )?;
-        self.copy_children(job, source, &target, files, tree, events, None)
+    fn directory(&mut self, source: &str, files: &Files) -> Result<(), Stop> {
+        let target = self.prepare()?;
+        let mode = self.job.attributes.mode.for_created();
+        self.make_directories(&target, mode)?;
+        self.children(source, &target, files, None)
     }
 
     /// Copies what lies below `source`, filtered by the patterns of --exclude and --parents.
-    #[allow(clippy::too_many_arguments)]
-    fn copy_children(
+    fn children(
         &mut self,
-        job: &Job,
         source: &str,
         target: &str,
-        files: &mut Files,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
+        files: &Files,
         includes: Option<&IgnorePatterns>,
     ) -> Result<(), Stop> {
         struct Frame {
@@ -646,7 +587,7 @@ impl Planner<'_> {
             /// False while it waits for a first entry below it that is included.
             made: bool,
         }
-        let line = job.line;
+        let line = self.job.line;
         let names = files.list(source)?.into_iter();
         let mut frames = vec![Frame {
             source: source.to_owned(),
@@ -662,7 +603,7 @@ impl Planner<'_> {
                 frames.pop();
                 continue;
             };
-            self.visit()?;
+            self.planner.visit()?;
             let from = paths::join(&frame.source, &name);
             let to = paths::join(&frame.target, &name);
             let relative = if frame.relative.is_empty() {
@@ -679,8 +620,9 @@ impl Planner<'_> {
             };
             let mut excluded = false;
             let mut exclude = None;
-            if !job.excludes.is_empty() {
-                let (hit, matches) = job
+            if !self.job.excludes.is_empty() {
+                let (hit, matches) = self
+                    .job
                     .excludes
                     .matches_below(&relative, frame.exclude.as_ref());
                 excluded = hit;
@@ -702,16 +644,16 @@ impl Planner<'_> {
                             continue;
                         };
                         let node = files.node(&from, &info);
-                        self.copy_parent_directory(job, node, &to, tree, events)?;
+                        self.parent_directory(node, &to)?;
                     }
                 }
             }
             if info.kind == FileKind::Directory {
                 if included {
                     let node = files.node(&from, &info);
-                    self.copy_one_directory(job, node, &to, tree, events)?;
+                    self.one_directory(node, &to)?;
                 }
-                if excluded && !job.excludes.has_exceptions() {
+                if excluded && !self.job.excludes.has_exceptions() {
                     continue;
                 }
                 let names = files.list(&from)?.into_iter();
@@ -726,7 +668,7 @@ impl Planner<'_> {
                 });
                 continue;
             }
-            if let Lookup::Found(found) = tree.lookup(&to)
+            if let Lookup::Found(found) = self.state.tree.lookup(&to)
                 && found.is_directory()
             {
                 return refuse(
@@ -744,87 +686,70 @@ impl Planner<'_> {
                 ));
             }
             let mut node = files.node(&from, &info);
-            job.apply(&mut node);
-            self.emit(events, entry_of(&node, &to, line))?;
-            tree.put(&to, node);
+            self.job.apply(&mut node);
+            self.emit(entry_of(&node, &to, line))?;
+            self.state.tree.put(&to, node);
         }
         Ok(())
     }
 
     /// A directory that is only made because something below it is included. One that is there keeps its owner, and
     /// takes the source's mode whatever --chmod says.
-    fn copy_parent_directory(
-        &mut self,
-        job: &Job,
-        node: Node,
-        target: &str,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Stop> {
-        let owner = match tree.lookup(target) {
+    fn parent_directory(&mut self, node: Node, target: &str) -> Result<(), Stop> {
+        let owner = match self.state.tree.lookup(target) {
             Lookup::Found(found) if found.is_directory() => found.owner.clone(),
             Lookup::Unknown => {
-                let before = events.len();
-                self.copy_one_directory(job, node, target, tree, events)?;
-                for event in &mut events[before..] {
+                let before = self.state.events.len();
+                self.one_directory(node, target)?;
+                for event in &mut self.state.events[before..] {
                     if let Event::Entry(entry) = event {
                         Rc::make_mut(entry).if_missing = true;
                     }
                 }
                 return Ok(());
             }
-            _ => return self.copy_one_directory(job, node, target, tree, events),
+            _ => return self.one_directory(node, target),
         };
-        tree.update(target, |found| found.mode = node.mode);
+        self.state
+            .tree
+            .update(target, |found| found.mode = node.mode);
         let entry = Entry {
             owner,
-            ..entry_of(&node, target, job.line)
+            ..entry_of(&node, target, self.job.line)
         };
-        self.emit(events, entry)
+        self.emit(entry)
     }
 
-    fn copy_one_directory(
-        &mut self,
-        job: &Job,
-        mut node: Node,
-        target: &str,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Stop> {
+    fn one_directory(&mut self, mut node: Node, target: &str) -> Result<(), Stop> {
         node.children.clear();
-        job.apply(&mut node);
-        let entry = entry_of(&node, target, job.line);
-        match tree.lookup(target) {
+        self.job.apply(&mut node);
+        let entry = entry_of(&node, target, self.job.line);
+        match self.state.tree.lookup(target) {
             Lookup::Found(found) if found.is_directory() => {
                 let (mode, owner) = (node.mode, node.owner);
-                tree.update(target, |found| (found.mode, found.owner) = (mode, owner));
+                self.state
+                    .tree
+                    .update(target, |found| (found.mode, found.owner) = (mode, owner));
             }
             Lookup::Found(_) | Lookup::NotDirectory => {
                 let message = format!("{target} is a file; a directory cannot replace it");
-                return refuse("directory-over-file", job.line, message);
+                return refuse("directory-over-file", self.job.line, message);
             }
             Lookup::Missing => {
                 node.partial = false;
-                tree.put(target, node);
+                self.state.tree.put(target, node);
             }
             Lookup::Unknown => {
                 node.partial = true;
-                tree.put(target, node);
+                self.state.tree.put(target, node);
             }
         }
-        self.emit(events, entry)
+        self.emit(entry)
     }
 
-    fn copy_with_parents(
-        &mut self,
-        job: &Job,
-        source: &str,
-        files: &mut Files,
-        tree: &mut Tree,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Stop> {
-        let line = job.line;
-        self.sent_unknown = true;
+    fn with_parents(&mut self, source: &str, files: &Files) -> Result<(), Stop> {
+        let line = self.job.line;
+        self.planner.sent_unknown = true;
         let (pivot, pattern) = source.split_once("/./").unwrap_or(("/", source));
         let pattern = paths::clean_absolute(pattern);
         let pivot = paths::clean_absolute(pivot);
@@ -844,19 +769,19 @@ impl Planner<'_> {
                 })
             ) && files.info(&files.resolve(&full)?)?.is_none();
             if found.is_none() || leads_nowhere {
-                return self.missing(job, source, files);
+                return self.missing(source, files);
             }
-            if job.excludes.matches(pattern.trim_start_matches('/')) {
-                if job.excludes.has_exceptions() {
+            if self.job.excludes.matches(pattern.trim_start_matches('/')) {
+                if self.job.excludes.has_exceptions() {
                     return unclear(format!(
                         "--parents and --exclude together leave open whether {source:?} is there"
                     ));
                 }
-                return self.missing(job, source, files);
+                return self.missing(source, files);
             }
         }
         let starts = if has_wildcard(&pivot) {
-            self.glob(&pivot, files, line)?
+            self.planner.glob(&pivot, files, line)?
         } else {
             vec![pivot]
         };
@@ -873,25 +798,16 @@ impl Planner<'_> {
         for start in starts {
             let resolved = files.resolve(&start)?;
             match files.info(&resolved)? {
-                None => return self.missing(job, &start, files),
+                None => return self.missing(&start, files),
                 Some(info) if info.kind != FileKind::Directory => {
                     let node = files.node(&resolved, &info);
-                    self.copy_file(job, paths::base(&start), node, tree, events)?;
+                    self.file(paths::base(&start), node)?;
                 }
                 Some(_) => {
-                    let target = self.prepare(job, tree, events)?;
-                    let mode = job.attributes.mode.for_created();
-                    let owner = job.attributes.owner.as_deref();
-                    self.make_directories(tree, &target, mode, owner, line, Some(&mut *events))?;
-                    self.copy_children(
-                        job,
-                        &resolved,
-                        &target,
-                        files,
-                        tree,
-                        events,
-                        Some(&includes),
-                    )?;
+                    let target = self.prepare()?;
+                    let mode = self.job.attributes.mode.for_created();
+                    self.make_directories(&target, mode)?;
+                    self.children(&resolved, &target, files, Some(&includes))?;
                 }
             }
         }
