@@ -11,7 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::context::Context;
+use super::context::{Context, RootListing};
 use super::ignore::{IgnorePatterns, PatternProblem, parse_ignore_file};
 use super::instruction::{self, Command, CommandKind, Parts, Stage};
 use super::run::{self, Effects};
@@ -25,8 +25,9 @@ pub struct PlanOptions {
     /// Stage name; the last stage if none.
     pub target: Option<String>,
     pub build_args: HashMap<String, String>,
-    /// Takes every RUN for one that may touch everything, instead of reading its commands: several times as fast.
-    pub skip_runs: bool,
+    /// What the context's directory holds. With it, a RUN counts as one that may touch everything, its commands unread,
+    /// and the modes of the context's files stay unknown: several times as fast.
+    pub quick: Option<RootListing>,
     /// Variables that the base image is known to set; others stay unknown.
     pub base_env: HashMap<String, String>,
     /// The base image's working directory and user, where they are known.
@@ -325,7 +326,10 @@ impl Planner<'_> {
             .collect();
         let line = |index: usize| patterns.get(index).map_or(0, |(line, _)| *line);
         match IgnorePatterns::new(&texts) {
-            Ok(ignore) => self.context = Some(Rc::new(RefCell::new(Context::new(root, ignore)))),
+            Ok(ignore) => {
+                let context = Context::new(root, ignore, self.options.quick.clone());
+                self.context = Some(Rc::new(RefCell::new(context)));
+            }
             Err(PatternProblem::Refused { index, message }) => {
                 let message = format!(".dockerignore line {}: {message}", line(index));
                 self.plan
@@ -547,7 +551,7 @@ impl Planner<'_> {
             CommandKind::Shell(shell) => state.shell = Some(Rc::new(shell.clone())),
             CommandKind::Onbuild(onbuild) => state.onbuild.push(onbuild.clone()),
             CommandKind::Run(run) => {
-                if self.options.skip_runs {
+                if self.options.quick.is_some() {
                     state.tree = Tree::new(true);
                     state.traceable = false;
                     state

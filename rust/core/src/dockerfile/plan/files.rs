@@ -48,7 +48,7 @@ impl Files {
                     }
                     Ok(Some(Info {
                         kind: node.kind.clone(),
-                        mode: node.mode.unwrap_or(0),
+                        mode: node.mode,
                     }))
                 }
                 Lookup::Missing | Lookup::NotDirectory => Ok(None),
@@ -81,12 +81,12 @@ impl Files {
                 };
                 Node {
                     origin,
-                    ..file_node(info.kind.clone(), Some(info.mode))
+                    ..file_node(info.kind.clone(), info.mode)
                 }
             }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => node.clone(),
-                _ => file_node(info.kind.clone(), Some(info.mode)),
+                _ => file_node(info.kind.clone(), info.mode),
             },
         }
     }
