@@ -188,7 +188,9 @@ fn batch(
             ends.push(text.len());
         }
         let starts = std::iter::once(0).chain(ends.iter().copied());
-        let cells = starts.zip(&ends).map(|(start, end)| Some(&text[start..*end]));
+        let cells = starts
+            .zip(&ends)
+            .map(|(start, end)| Some(&text[start..*end]));
         Ok(strings(cells, tasks.len()))
     };
     let mut columns = vec![
