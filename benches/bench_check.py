@@ -15,31 +15,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-TOML = """version = "1.0"
-
-[metadata]
-difficulty = "medium"
-category = "feature"
-tags = [ "go", "backend", "protobuf",]
-
-[verifier]
-timeout_sec = 600.0
-
-[agent]
-timeout_sec = 600.0
-
-[environment]
-build_timeout_sec = 600.0
-cpus = 1
-memory_mb = 2048
-storage_mb = 10240
-gpus = 0
-allow_internet = true
-
-[verifier.env]
-
-[solution.env]
-"""
+from task_toml import task_toml
 
 DOCKERFILE = """FROM ubuntu:24.04
 
@@ -87,7 +63,7 @@ def write_suite(root: Path, count: int) -> None:
         task = root / f"project__name-{number:05}"
         names = [f"internal/package{i}/file{i}_test.go" for i in range(chance.choice((1, 2, 2, 3, 4, 8)))]
         files = {
-            "task.toml": TOML,
+            "task.toml": task_toml(number),
             "instruction.md": f"Fix issue {number}.\n" * 40,
             "environment/Dockerfile": DOCKERFILE,
             "environment/bug.patch": "-line\n+line\n" * 200,

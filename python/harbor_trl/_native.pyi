@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypedDict, final
+from typing import Any, final
 
 __version__: str
 
@@ -100,67 +100,6 @@ class OutputBuffer:
     def dropped_lines(self) -> int:
         """Line ends that `text` leaves out."""
 
-class _Problem(TypedDict):
-    code: str
-    line: int
-    column: int | None
-    message: str
-
-class _Unknown(TypedDict):
-    line: int
-    reason: str
-
-class _Touched(TypedDict):
-    line: int
-    reason: str
-
-class _Entry(TypedDict):
-    destination: str
-    kind: Literal["file", "directory", "symlink", "archive", "special"]
-    source: str | None
-    content: bytes | None
-    link: str | None
-    mode: int | None
-    owner: str | None
-    line: int
-    if_missing: bool
-    if_directory: str | None
-    touched: _Touched | None
-
-class _Plan(TypedDict):
-    entries: list[_Entry]
-    workdirs: list[_Entry]
-    base: str | None
-    stage: str
-    workdir: str | None
-    user: str | None
-    env: dict[str, str | None]
-    errors: list[_Problem]
-    unknowns: list[_Unknown]
-
-class _Heredoc(TypedDict):
-    name: str
-    expand: bool
-    chomp: bool
-    file_descriptor: int
-    content: bytes
-
-class _Instruction(TypedDict):
-    keyword: str
-    flags: list[str]
-    args: list[str]
-    json: bool
-    heredocs: list[_Heredoc]
-    original: str
-    line: int
-    end_line: int
-
-class _Parsed(TypedDict):
-    instructions: list[_Instruction]
-    escape: str
-    syntax: str | None
-    error: _Problem | None
-
 def copy_plan(
     dockerfile: str | os.PathLike[str],
     context: str | os.PathLike[str],
@@ -169,8 +108,19 @@ def copy_plan(
     base_env: dict[str, str] = ...,
     base_workdir: str | None = None,
     base_user: str | None = None,
-) -> _Plan: ...
-def parse_dockerfile(source: bytes) -> _Parsed: ...
+) -> dict[str, Any]:
+    """The fields of `harbor_trl.dockerfile.CopyPlan`, its entries, errors and unknowns as dicts of theirs.
+
+    Raises:
+        OSError: The Dockerfile or its ignore file cannot be read.
+    """
+
+def parse_dockerfile(source: bytes) -> dict[str, Any]:
+    """`instructions` and heredocs, as dicts of the fields in `harbor_trl.dockerfile`; `escape`, `syntax` and `error`.
+
+    `error` is None, or what the parser refuses, as a dict of the fields of `harbor_trl.dockerfile.BuildProblem`.
+    """
+
 def expand_word(word: str, env: dict[str, str | None], escape: str = "\\") -> str | None: ...
 def match_path(pattern: str, name: str) -> bool | None: ...
 def match_ignore(ignore_file: bytes, paths: list[str]) -> list[bool] | None: ...

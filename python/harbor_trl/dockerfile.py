@@ -170,13 +170,10 @@ def copy_plan(
     )
 
 
-def _entries(found: list[_native._Entry]) -> tuple[Entry, ...]:
-    entries = []
-    for entry in found:
-        fields: dict[str, Any] = dict(entry)
-        touched = fields.pop("touched")
-        entries.append(Entry(**fields, touched=Touched(**touched) if touched else None))
-    return tuple(entries)
+def _entries(found: list[dict[str, Any]]) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(**entry | {"touched": Touched(**entry["touched"]) if entry["touched"] else None}) for entry in found
+    )
 
 
 @dataclass(frozen=True, slots=True)

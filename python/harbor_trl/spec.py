@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import operator
 import os
@@ -308,17 +307,14 @@ def _empty_prompts(count: int) -> pa.Array:
 
 def _fingerprint(table: pa.Table) -> str:
     """Of the content, so that `datasets` finds what it cached for the same suite; its own way pickles the table."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(table.schema.serialize())
+    from datasets.fingerprint import Hasher
+
+    parts: list[Any] = [table.schema.serialize()]
     for column in table.columns:
         for chunk in column.chunks:
-            _digest_array(digest, chunk)
-    return digest.hexdigest()
-
-
-def _digest_array(digest: hashlib.blake2b, array: pa.Array) -> None:
-    digest.update(f"{array.type} {array.offset} {len(array)}".encode())
-    for buffer in array.buffers():
-        digest.update(b"none" if buffer is None else f"{buffer.size} ".encode())
-        if buffer is not None:
-            digest.update(buffer)
+            parts.append(f"{chunk.type} {chunk.offset} {len(chunk)}".encode())
+            for buffer in chunk.buffers():
+                parts.append(b"none" if buffer is None else f"{buffer.size} ".encode())
+                if buffer is not None:
+                    parts.append(buffer)
+    return Hasher.hash_bytes(parts)

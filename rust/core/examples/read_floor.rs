@@ -1,6 +1,6 @@
 //! The floor of indexing a suite: find each `task.toml` and read it, on all cores, and do nothing with it.
 //!
-//! `read_floor DIRECTORY ROUNDS` prints the best round's seconds and the bytes read. Part of `benches/bench_index.py`.
+//! `read_floor DIRECTORY` prints the seconds it took and the bytes read. Part of `benches/bench_index.py`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,13 @@ use std::time::Instant;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [directory, rounds] = arguments.as_slice() else {
-        eprintln!("usage: read_floor DIRECTORY ROUNDS");
+    let [directory] = arguments.as_slice() else {
+        eprintln!("usage: read_floor DIRECTORY");
         std::process::exit(2);
     };
-    let mut best = f64::INFINITY;
-    let mut bytes = 0;
-    for _ in 0..rounds.parse().unwrap_or(1) {
-        let start = Instant::now();
-        bytes = read_all(Path::new(directory));
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    println!("{best} {bytes}");
+    let start = Instant::now();
+    let bytes = read_all(Path::new(directory));
+    println!("{} {bytes}", start.elapsed().as_secs_f64());
 }
 
 fn read_all(root: &Path) -> usize {

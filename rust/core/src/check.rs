@@ -17,6 +17,7 @@ use std::hash::{Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::str::Utf8Error;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -563,8 +564,12 @@ impl Task<'_> {
         } else {
             None
         };
+        let listed = self
+            .context
+            .iter()
+            .filter_map(|(name, kind)| Some((name.clone(), (*kind)?)));
         let quick = PlanOptions {
-            skip_runs: true,
+            quick: Some(Rc::new(listed.collect())),
             ..PlanOptions::default()
         };
         let mut plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &quick);

@@ -3,8 +3,8 @@
 //! A column has one type across the suite. Integers beside floats become floats; whatever else does not agree becomes JSON
 //! text, the whole column of it, so that a reader never has to guess.
 
-use crate::suite::{State, Task};
-use crate::task::{TaskInfo, Value, write_json_string};
+use crate::suite::{State, Suite, Task};
+use crate::task::{Value, write_json_string};
 use crate::toml::{Date, Time};
 use arrow_array::builder::{LargeStringBuilder, StringBuilder};
 use arrow_array::{
@@ -34,29 +34,28 @@ pub struct Columns {
 }
 
 /// Columns of the chosen tasks' metadata. Tasks that are not read count as empty.
-pub fn metadata_columns(tasks: &[&Task]) -> Result<Columns, ArrowError> {
+pub fn metadata_columns(suite: &Suite, tasks: &[&Task]) -> Result<Columns, ArrowError> {
     let mut index: HashMap<&str, usize> = HashMap::new();
-    let mut cells: Vec<(&str, Vec<(usize, &Value)>)> = Vec::new();
-    // The columns of the task before: most suites repeat the same keys in the same order.
-    let mut guesses: Vec<usize> = Vec::new();
-    for (row, info) in tasks
+    let mut cells: Vec<(&str, Vec<(usize, Value)>)> = Vec::new();
+    // The column of each key of each store.
+    let mut columns: Vec<Vec<Option<usize>>> = suite
+        .stores()
         .iter()
-        .enumerate()
-        .filter_map(|(row, task)| Some((row, info(task)?)))
-    {
-        for (place, (key, value)) in info.metadata.iter().enumerate() {
-            let column = match guesses.get(place) {
-                Some(&column) if *cells[column].0 == **key => column,
-                _ => {
-                    let column = *index.entry(key).or_insert_with(|| {
-                        cells.push((key, Vec::new()));
-                        cells.len() - 1
-                    });
-                    guesses.truncate(place);
-                    guesses.push(column);
-                    column
-                }
-            };
+        .map(|store| vec![None; store.keys().len()])
+        .collect();
+    for (row, task) in tasks.iter().enumerate() {
+        let State::Read(at, info) = &task.state else {
+            continue;
+        };
+        let store = &suite.stores()[*at];
+        for (key, value) in store.metadata(info).numbered() {
+            let column = *columns[*at][key].get_or_insert_with(|| {
+                let key = &*store.keys()[key];
+                *index.entry(key).or_insert_with(|| {
+                    cells.push((key, Vec::with_capacity(tasks.len() - row)));
+                    cells.len() - 1
+                })
+            });
             cells[column].1.push((row, value));
         }
     }
@@ -105,21 +104,15 @@ pub fn metadata_columns(tasks: &[&Task]) -> Result<Columns, ArrowError> {
 }
 
 /// The tasks' names, null where they have none.
-pub fn name_column(tasks: &[&Task]) -> ArrayRef {
-    strings(
-        tasks.iter().map(|task| info(task)?.name.as_deref()),
-        tasks.len(),
-    )
-}
-
-fn info(task: &Task) -> Option<&TaskInfo> {
-    match &task.state {
-        State::Read(info) => Some(info),
+pub fn name_column(suite: &Suite, tasks: &[&Task]) -> ArrayRef {
+    let name = |task: &&Task| match &task.state {
+        State::Read(at, info) => suite.stores()[*at].name(info),
         _ => None,
-    }
+    };
+    strings(tasks.iter().map(name), tasks.len())
 }
 
-fn other_column(others: &[(&str, Vec<(usize, &Value)>)], rows: usize) -> ArrayRef {
+fn other_column(others: &[(&str, Vec<(usize, Value)>)], rows: usize) -> ArrayRef {
     let mut texts: Vec<Option<String>> = vec![None; rows];
     for (key, sparse) in others {
         for (row, value) in sparse {
@@ -154,12 +147,12 @@ enum Kind {
     Json,
 }
 
-fn infer(cells: &[Option<&Value>], depth: usize) -> Kind {
+fn infer(cells: &[Option<Value>], depth: usize) -> Kind {
     let values = || cells.iter().flatten().copied();
     let Some(first) = values().next() else {
         return Kind::Null;
     };
-    let all = |kind: fn(&Value) -> bool| values().all(kind);
+    let all = |kind: fn(Value) -> bool| values().all(kind);
     match first {
         Value::Bool(_) if all(|v| matches!(v, Value::Bool(_))) => Kind::Bool,
         Value::Int(_) if all(|v| matches!(v, Value::Int(_))) => Kind::Int,
@@ -190,8 +183,8 @@ fn infer(cells: &[Option<&Value>], depth: usize) -> Kind {
                 let Value::Table(entries) = value else {
                     return Kind::Json;
                 };
-                for (key, _) in entries {
-                    if !names.contains(&key.as_str()) {
+                for (key, _) in entries.iter() {
+                    if !names.contains(&key) {
                         names.push(key);
                     }
                 }
@@ -216,50 +209,47 @@ fn infer(cells: &[Option<&Value>], depth: usize) -> Kind {
     }
 }
 
-fn field_cells<'a>(cells: &[Option<&'a Value>], name: &str) -> Vec<Option<&'a Value>> {
-    let field = |value: &'a Value| match value {
-        Value::Table(entries) => entries
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value),
+fn field_cells<'a>(cells: &[Option<Value<'a>>], name: &str) -> Vec<Option<Value<'a>>> {
+    let field = |value: Value<'a>| match value {
+        Value::Table(entries) => entries.get(name),
         _ => None,
     };
     cells.iter().map(|cell| cell.and_then(field)).collect()
 }
 
-fn build(kind: &Kind, cells: &[Option<&Value>]) -> Result<ArrayRef, ArrowError> {
+fn build(kind: &Kind, cells: &[Option<Value>]) -> Result<ArrayRef, ArrowError> {
     let cell = || cells.iter().copied();
     Ok(match kind {
         Kind::Null => Arc::new(NullArray::new(cells.len())),
         Kind::Bool => Arc::new(BooleanArray::from_iter(cell().map(|v| match v? {
-            Value::Bool(v) => Some(*v),
+            Value::Bool(v) => Some(v),
             _ => None,
         }))),
         Kind::Int => Arc::new(Int64Array::from_iter(cell().map(|v| match v? {
-            Value::Int(v) => Some(*v),
+            Value::Int(v) => Some(v),
             _ => None,
         }))),
         Kind::Float => Arc::new(Float64Array::from_iter(cell().map(|v| as_float(v?)))),
         Kind::Str => strings(
             cell().map(|v| match v? {
-                Value::Str(v) => Some(v.as_str()),
+                Value::Str(v) => Some(v),
                 _ => None,
             }),
             cells.len(),
         ),
         Kind::Date => Arc::new(Date32Array::from_iter(cell().map(|v| match v? {
-            Value::Date(v) => i32::try_from(days_from_epoch(*v)).ok(),
+            Value::Date(v) => i32::try_from(days_from_epoch(v)).ok(),
             _ => None,
         }))),
         Kind::Time => Arc::new(Time64MicrosecondArray::from_iter(cell().map(
             |v| match v? {
-                Value::Time(v) => Some(microseconds(*v)),
+                Value::Time(v) => Some(microseconds(v)),
                 _ => None,
             },
         ))),
         Kind::LocalDateTime => Arc::new(TimestampMicrosecondArray::from_iter(cell().map(
             |v| match v? {
-                Value::LocalDateTime(date, time) => Some(timestamp(*date, *time)),
+                Value::LocalDateTime(date, time) => Some(timestamp(date, time)),
                 _ => None,
             },
         ))),
@@ -306,13 +296,13 @@ fn build(kind: &Kind, cells: &[Option<&Value>]) -> Result<ArrayRef, ArrowError> 
             )?)
         }
         Kind::Json => {
-            let texts: Vec<Option<String>> = cell().map(|v| v.map(Value::to_json)).collect();
+            let texts: Vec<Option<String>> = cell().map(|v| v.map(|v| v.to_json())).collect();
             strings(texts.iter().map(Option::as_deref), cells.len())
         }
     })
 }
 
-fn nulls(cells: &[Option<&Value>]) -> Option<NullBuffer> {
+fn nulls(cells: &[Option<Value>]) -> Option<NullBuffer> {
     Some(cells.iter().map(Option::is_some).collect::<NullBuffer>())
         .filter(|nulls| nulls.null_count() > 0)
 }
@@ -331,10 +321,10 @@ pub fn strings<'a>(cells: impl Iterator<Item = Option<&'a str>> + Clone, rows: u
     }
 }
 
-fn as_float(value: &Value) -> Option<f64> {
+fn as_float(value: Value) -> Option<f64> {
     match value {
-        Value::Float(v) => Some(*v),
-        Value::Int(v) if v.unsigned_abs() <= EXACT_IN_FLOAT => Some(*v as f64),
+        Value::Float(v) => Some(v),
+        Value::Int(v) if v.unsigned_abs() <= EXACT_IN_FLOAT => Some(v as f64),
         _ => None,
     }
 }
@@ -359,11 +349,11 @@ fn timestamp(date: Date, time: Time) -> i64 {
 }
 
 /// `None` also where UTC leaves the years 1 to 9999, which Python cannot hold.
-fn utc_microseconds(value: &Value) -> Option<i64> {
+fn utc_microseconds(value: Value) -> Option<i64> {
     let Value::DateTime(date, time, offset) = value else {
         return None;
     };
-    let utc = timestamp(*date, *time) - i64::from(*offset) * 60_000_000;
+    let utc = timestamp(date, time) - i64::from(offset) * 60_000_000;
     let first = timestamp(
         Date {
             year: 1,

@@ -3,7 +3,7 @@
 //! A task is a directory with a file `task.toml`; what lies below a task is not searched. Threads are made per call, so that a
 //! forked process can scan as well.
 
-use crate::task::{self, Keys, Refusal, RefusalKind, TaskInfo};
+use crate::task::{Given, Refusal, RefusalKind, Store, TaskInfo};
 use crate::toml::Version;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashSet};
@@ -25,12 +25,13 @@ const MAX_THREADS: usize = 8;
 /// How often the caller hears of a long scan, and may stop it.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum State {
     /// Listed only.
     Unread,
-    Read(TaskInfo),
-    Refused(Refusal),
+    /// Which of the suite's stores holds its values.
+    Read(usize, TaskInfo),
+    Refused(Box<Refusal>),
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +73,7 @@ pub struct Suite {
     /// Ordered by path, component by component, as Python orders `Path`.
     pub tasks: Vec<Task>,
     pub problems: Vec<Problem>,
+    stores: Vec<Store>,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,20 @@ pub enum Error {
 
 /// Called about every 50 ms with the number of tasks found, and of tasks read, so far; `false` stops the work.
 pub type Watch<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
+
+impl State {
+    fn refused(kind: RefusalKind, message: impl Into<String>) -> State {
+        State::Refused(Box::new(Refusal::new(kind, message)))
+    }
+
+    /// The same where the stores stand `places` further on.
+    fn moved(self, places: usize) -> State {
+        match self {
+            State::Read(at, info) => State::Read(at + places, info),
+            state => state,
+        }
+    }
+}
 
 impl Suite {
     /// Finds every task below `root`; with `read`, also reads each.
@@ -104,6 +120,7 @@ impl Suite {
         let Found {
             mut tasks,
             mut problems,
+            stores,
             ..
         } = found;
         tasks.sort_by(|a, b| order(&a.path, &b.path));
@@ -112,6 +129,7 @@ impl Suite {
             root: root.to_owned(),
             tasks,
             problems,
+            stores,
         })
     }
 
@@ -128,6 +146,7 @@ impl Suite {
             root: root.to_owned(),
             tasks,
             problems: Vec::new(),
+            stores: Vec::new(),
         }
     }
 
@@ -144,10 +163,10 @@ impl Suite {
         wanted.retain(|&i| {
             self.tasks
                 .get(i)
-                .is_some_and(|task| task.state == State::Unread)
+                .is_some_and(|task| matches!(task.state, State::Unread))
         });
         let next = AtomicUsize::new(0);
-        let results = Mutex::new(Vec::with_capacity(wanted.len()));
+        let results = Mutex::new(Vec::new());
         let crew = Crew::default();
         crew.run(
             threads().min(wanted.len().div_ceil(CHUNK)),
@@ -168,14 +187,40 @@ impl Suite {
                         crew.read.fetch_add(1, Relaxed);
                     }
                 }
-                lock(&results).append(&mut own);
+                lock(&results).push((own, reader.store));
             },
             watch,
         )?;
-        for (i, state) in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            self.tasks[i].state = state;
+        for (states, store) in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            for (i, state) in states {
+                self.tasks[i].state = state.moved(self.stores.len());
+            }
+            self.stores.push(store);
         }
         Ok(())
+    }
+
+    /// Takes the values of a task that were read elsewhere; false if there is no such task.
+    pub fn supply(
+        &mut self,
+        position: usize,
+        name: Option<&str>,
+        metadata: &[(String, Given)],
+    ) -> bool {
+        let Some(task) = self.tasks.get_mut(position) else {
+            return false;
+        };
+        if self.stores.is_empty() {
+            self.stores.push(Store::default());
+        }
+        let at = self.stores.len() - 1;
+        task.state = State::Read(at, self.stores[at].add(name, metadata));
+        true
+    }
+
+    /// What the tasks say; [`State::Read`] names one of them.
+    pub fn stores(&self) -> &[Store] {
+        &self.stores
     }
 }
 
@@ -273,6 +318,7 @@ struct Start<'a> {
 #[derive(Default)]
 struct Found {
     tasks: Vec<Task>,
+    stores: Vec<Store>,
     problems: Vec<Problem>,
     /// Links to directories, not followed yet.
     links: Vec<PathBuf>,
@@ -282,7 +328,12 @@ struct Found {
 
 impl Found {
     fn append(&mut self, mut other: Found) {
-        self.tasks.append(&mut other.tasks);
+        let places = self.stores.len();
+        self.tasks.extend(other.tasks.into_iter().map(|task| Task {
+            state: task.state.moved(places),
+            ..task
+        }));
+        self.stores.append(&mut other.stores);
         self.problems.append(&mut other.problems);
         self.links.append(&mut other.links);
         self.directories.append(&mut other.directories);
@@ -325,6 +376,12 @@ fn walk(start: &Start<'_>, threads: usize, watch: Watch<'_>) -> Result<Found, Er
                 lock(&queue).busy -= 1;
                 changed.notify_all();
             }
+            // A large part of the sorting, side by side.
+            walker
+                .found
+                .tasks
+                .sort_unstable_by(|a, b| order(&a.path, &b.path));
+            walker.found.stores.push(walker.reader.store);
             lock(&all).append(walker.found);
         },
         watch,
@@ -384,8 +441,13 @@ impl Walker<'_> {
                 return;
             }
         }
-        let directory = join(self.start.root, &path);
-        let file = directory.join("task.toml");
+        let mut file = std::mem::take(&mut self.reader.file);
+        file.as_mut_os_string().clear();
+        file.push(self.start.root);
+        if !path.as_os_str().is_empty() {
+            file.push(&path);
+        }
+        file.push("task.toml");
         let state = match self.start.read {
             // Most directories are tasks, so opening the file is the cheapest question.
             Some(version) => match open(&file) {
@@ -414,9 +476,13 @@ impl Walker<'_> {
                 };
                 self.found.tasks.push(Task { path, state });
             }
-            Ok(None) => self.list(path, &directory),
+            Ok(None) => {
+                file.pop();
+                self.list(path, &file);
+            }
             Err(error) => self.problem(path, ProblemKind::Unreadable, error.to_string()),
         }
+        self.reader.file = file;
     }
 
     fn list(&mut self, path: PathBuf, directory: &Path) {
@@ -589,10 +655,10 @@ fn join(base: &Path, path: &Path) -> PathBuf {
 fn unread(path: &Path) -> State {
     match path.to_str() {
         Some(_) => State::Unread,
-        None => State::Refused(Refusal::new(
+        None => State::refused(
             RefusalKind::Name,
             "the name of the task's directory, or of one above it, is not UTF-8: rename it",
-        )),
+        ),
     }
 }
 
@@ -600,7 +666,9 @@ fn unread(path: &Path) -> State {
 #[derive(Default)]
 struct Reader {
     buffer: Vec<u8>,
-    keys: Keys,
+    /// The path of the file to open.
+    file: PathBuf,
+    store: Store,
 }
 
 /// An open regular file and its size; `None` for anything else of that name.
@@ -628,31 +696,28 @@ fn unopened(file: &Path, error: io::Error) -> io::Result<Option<State>> {
 }
 
 fn unreadable(error: &io::Error) -> State {
-    State::Refused(Refusal::new(
-        RefusalKind::Unreadable,
-        format!("cannot be read: {error}"),
-    ))
+    State::refused(RefusalKind::Unreadable, format!("cannot be read: {error}"))
 }
 
 fn read_file(file: &Path, version: Version, reader: &mut Reader) -> State {
     match open(file) {
         Ok(Some((opened, size))) => read_opened(opened, size, version, reader),
-        Ok(None) => State::Refused(Refusal::new(
+        Ok(None) => State::refused(
             RefusalKind::Unreadable,
             "cannot be read: not a regular file",
-        )),
+        ),
         Err(error) => unreadable(&error),
     }
 }
 
 fn read_opened(mut file: File, size: u64, version: Version, reader: &mut Reader) -> State {
     if size > MAX_FILE_SIZE {
-        return State::Refused(Refusal::new(
+        return State::refused(
             RefusalKind::Unreadable,
             format!("{size} bytes, more than the {MAX_FILE_SIZE} that are read of a task.toml"),
-        ));
+        );
     }
-    let Reader { buffer, keys } = reader;
+    let Reader { buffer, store, .. } = reader;
     // A byte more than the size, so that one read says both all and no more.
     buffer.resize(size as usize + 1, 0);
     let mut length = 0;
@@ -667,15 +732,15 @@ fn read_opened(mut file: File, size: u64, version: Version, reader: &mut Reader)
             break;
         }
         if length == buffer.len() {
-            return State::Refused(Refusal::new(
+            return State::refused(
                 RefusalKind::Unreadable,
                 "cannot be read: it grew while it was read",
-            ));
+            );
         }
     }
-    match task::parse(&buffer[..length], version, keys) {
-        Ok(info) => State::Read(info),
-        Err(refusal) => State::Refused(refusal),
+    match store.parse(&buffer[..length], version) {
+        Ok(info) => State::Read(0, info),
+        Err(refusal) => State::Refused(Box::new(refusal)),
     }
 }
 

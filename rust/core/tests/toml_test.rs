@@ -1,6 +1,6 @@
 //! The verdict on toml-test's corpus. The values are held to `tomllib` in the Python tests.
 
-use harbor_trl_core::task::{Keys, RefusalKind, parse};
+use harbor_trl_core::task::{RefusalKind, Store};
 use harbor_trl_core::toml::Version;
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ fn verdicts(spec: &str, version: Version) -> Vec<String> {
             continue;
         };
         count += 1;
-        let accepted = match parse(text, version, &mut Keys::default()) {
+        let accepted = match Store::default().parse(text, version) {
             Ok(_) => true,
             Err(refusal) => refusal.kind == RefusalKind::Metadata,
         };

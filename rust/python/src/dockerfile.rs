@@ -112,7 +112,7 @@ pub fn copy_plan(
         let options = core::PlanOptions {
             target,
             build_args,
-            skip_runs: false,
+            quick: None,
             base_env,
             base_workdir,
             base_user,

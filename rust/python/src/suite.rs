@@ -5,7 +5,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
 use arrow_schema::{ArrowError, Field, Schema};
 use harbor_trl_core::columns::{metadata_columns, name_column, strings};
 use harbor_trl_core::suite::{self, Error, ProblemKind, State, Suite, Task};
-use harbor_trl_core::task::{MAX_DEPTH, RefusalKind, TaskInfo, Value};
+use harbor_trl_core::task::{Given, MAX_DEPTH, RefusalKind, Value};
 use harbor_trl_core::toml::{self, Document, Version};
 use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyRecursionError, PyValueError};
 use pyo3::prelude::*;
@@ -121,16 +121,12 @@ impl SuiteIndex {
         name: Option<String>,
         metadata: &Bound<'_, PyDict>,
     ) -> PyResult<()> {
-        let metadata = entries(metadata, 0)?
-            .into_iter()
-            .map(|(key, value)| (key.into(), value))
-            .collect();
-        let info = TaskInfo { name, metadata };
-        match self.lock().tasks.get_mut(position) {
-            Some(task) => task.state = State::Read(info),
-            None => return Err(PyIndexError::new_err("no such task")),
+        let metadata = entries(metadata, 0)?;
+        if self.lock().supply(position, name.as_deref(), &metadata) {
+            Ok(())
+        } else {
+            Err(PyIndexError::new_err("no such task"))
         }
-        Ok(())
     }
 
     /// The chosen tasks' columns, and the names of those that became JSON text.
@@ -172,47 +168,41 @@ fn batch(
     positions: &[usize],
     tasks: &[&Task],
 ) -> Result<(ArrowStream, Vec<String>), ArrowError> {
-    let texts = |path: &dyn Fn(&Task) -> PathBuf| -> Result<ArrayRef, ArrowError> {
-        let not_utf8 = |_| ArrowError::InvalidArgumentError("path is not UTF-8".to_owned());
-        let mut texts = Vec::with_capacity(tasks.len());
+    let not_utf8 = || ArrowError::InvalidArgumentError("path is not UTF-8".to_owned());
+    let root = suite.root.to_str().ok_or_else(not_utf8)?;
+    // `root` and a task's path become one path, or only the task's.
+    let paths = |root: &str| -> Result<ArrayRef, ArrowError> {
+        let mut text = String::with_capacity(tasks.len() * (root.len() + 32));
+        let mut ends = Vec::with_capacity(tasks.len());
         for task in tasks {
-            texts.push(
-                path(task)
-                    .into_os_string()
-                    .into_string()
-                    .map_err(not_utf8)?,
-            );
+            let path = task.path.to_str().ok_or_else(not_utf8)?;
+            let start = text.len();
+            text.push_str(root);
+            if !path.is_empty() && !root.is_empty() && !root.ends_with('/') {
+                text.push('/');
+            }
+            text.push_str(path);
+            if text.len() == start {
+                text.push('.');
+            }
+            ends.push(text.len());
         }
-        Ok(strings(
-            texts.iter().map(|text| Some(text.as_str())),
-            texts.len(),
-        ))
-    };
-    let is_root = |task: &Task| task.path.as_os_str().is_empty();
-    let dir = |task: &Task| {
-        if is_root(task) {
-            suite.root.clone()
-        } else {
-            suite.root.join(&task.path)
-        }
-    };
-    let id = |task: &Task| {
-        if is_root(task) {
-            PathBuf::from(".")
-        } else {
-            task.path.clone()
-        }
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let cells = starts
+            .zip(&ends)
+            .map(|(start, end)| Some(&text[start..*end]));
+        Ok(strings(cells, tasks.len()))
     };
     let mut columns = vec![
-        ("task_dir".to_owned(), texts(&dir)?),
+        ("task_dir".to_owned(), paths(root)?),
         (
             "task_index".to_owned(),
             Arc::new(positions.iter().map(|&i| i as i64).collect::<Int64Array>()) as ArrayRef,
         ),
-        ("task_id".to_owned(), texts(&id)?),
-        ("task_name".to_owned(), name_column(tasks)),
+        ("task_id".to_owned(), paths("")?),
+        ("task_name".to_owned(), name_column(suite, tasks)),
     ];
-    let metadata = metadata_columns(tasks)?;
+    let metadata = metadata_columns(suite, tasks)?;
     columns.extend(metadata.columns);
     let field =
         |(name, array): &(String, ArrayRef)| Field::new(name, array.data_type().clone(), true);
@@ -276,53 +266,53 @@ pub(crate) fn watched<T: Send>(
     })
 }
 
-fn entries(table: &Bound<'_, PyDict>, depth: usize) -> PyResult<Vec<(String, Value)>> {
+fn entries(table: &Bound<'_, PyDict>, depth: usize) -> PyResult<Vec<(String, Given)>> {
     table
         .iter()
         .map(|(key, value)| Ok((key.extract()?, own(&value, depth)?)))
         .collect()
 }
 
-fn own(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+fn own(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Given> {
     if depth == MAX_DEPTH {
         return Err(PyValueError::new_err(
             "metadata is nested too deeply for a column",
         ));
     }
     Ok(if value.is_instance_of::<PyBool>() {
-        Value::Bool(value.extract()?)
+        Given::Bool(value.extract()?)
     } else if value.is_instance_of::<PyInt>() {
         match value.extract() {
-            Ok(int) => Value::Int(int),
-            Err(_) => Value::BigInt(value.str()?.extract()?),
+            Ok(int) => Given::Int(int),
+            Err(_) => Given::BigInt(value.str()?.extract()?),
         }
     } else if value.is_instance_of::<PyFloat>() {
-        Value::Float(value.extract()?)
+        Given::Float(value.extract()?)
     } else if value.is_instance_of::<PyString>() {
-        Value::Str(value.extract()?)
+        Given::Str(value.extract()?)
     } else if let Ok(list) = value.cast::<PyList>() {
-        Value::Array(
+        Given::Array(
             list.iter()
                 .map(|item| own(&item, depth + 1))
                 .collect::<PyResult<_>>()?,
         )
     } else if let Ok(table) = value.cast::<PyDict>() {
-        Value::Table(entries(table, depth + 1)?)
+        Given::Table(entries(table, depth + 1)?)
     } else {
         date_or_time(&value.call_method0("isoformat")?.extract::<String>()?)?
     })
 }
 
-fn date_or_time(iso: &str) -> PyResult<Value> {
+fn date_or_time(iso: &str) -> PyResult<Given> {
     let text = format!("it = {iso}");
     let document = Document::parse(&text, Version::V1_0)
         .map_err(|error| PyValueError::new_err(error.message))?;
     match document.root().get("it").map(|entry| &entry.value) {
-        Some(toml::Value::Date(date)) => Ok(Value::Date(*date)),
-        Some(toml::Value::Time(time)) => Ok(Value::Time(*time)),
-        Some(toml::Value::LocalDateTime(date, time)) => Ok(Value::LocalDateTime(*date, *time)),
+        Some(toml::Value::Date(date)) => Ok(Given::Date(*date)),
+        Some(toml::Value::Time(time)) => Ok(Given::Time(*time)),
+        Some(toml::Value::LocalDateTime(date, time)) => Ok(Given::LocalDateTime(*date, *time)),
         Some(toml::Value::DateTime(date, time, offset)) => {
-            Ok(Value::DateTime(*date, *time, *offset))
+            Ok(Given::DateTime(*date, *time, *offset))
         }
         _ => Err(PyValueError::new_err(format!("not a date or time: {iso}"))),
     }

@@ -1,7 +1,8 @@
 //! The build context, read lazily: names, modes and link targets, through the `.dockerignore`.
 
 use std::collections::HashMap;
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, FileType};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,15 @@ pub enum FileKind {
 #[derive(Debug, Clone)]
 pub struct Info {
     pub kind: FileKind,
-    pub mode: u32,
+    /// None: not looked at, or not known.
+    pub mode: Option<u32>,
 }
 
 /// What lies under one directory, sorted by name.
 pub type Listing = Rc<Vec<(String, Info)>>;
+
+/// Names and kinds of what lies in the context's directory, in any order.
+pub type RootListing = Rc<Vec<(OsString, FileType)>>;
 
 /// How deep to look for something re-included; each level costs stack.
 const MAX_IGNORED_DEPTH: usize = 128;
@@ -42,10 +47,12 @@ pub struct Context {
     pub unreadable: Vec<String>,
     /// Directory entries read so far.
     pub read: usize,
+    /// What the root holds. With it, no file is looked at for its mode.
+    quick: Option<RootListing>,
 }
 
 impl Context {
-    pub fn new(root: &Path, ignore: IgnorePatterns) -> Self {
+    pub fn new(root: &Path, ignore: IgnorePatterns, quick: Option<RootListing>) -> Self {
         Self {
             root: root.to_owned(),
             ignore,
@@ -53,6 +60,7 @@ impl Context {
             matches: HashMap::new(),
             unreadable: Vec::new(),
             read: 0,
+            quick,
         }
     }
 
@@ -61,7 +69,7 @@ impl Context {
         if path == "/" {
             return Some(Info {
                 kind: FileKind::Directory,
-                mode: 0o755,
+                mode: Some(0o755),
             });
         }
         let mut directory = "/".to_owned();
@@ -88,40 +96,29 @@ impl Context {
         if let Some(listing) = self.listings.get(directory) {
             return Rc::clone(listing);
         }
-        let mut found = Vec::new();
         let host = self.root.join(directory.trim_start_matches('/'));
-        for entry in fs::read_dir(host).into_iter().flatten().flatten() {
-            self.read += 1;
-            let Ok(metadata) = entry.metadata() else {
-                continue;
-            };
-            let Ok(name) = entry.file_name().into_string() else {
-                self.unreadable.push(directory.to_owned());
-                continue;
-            };
-            let kind = if metadata.is_dir() {
-                FileKind::Directory
-            } else if metadata.is_symlink() {
-                let target = fs::read_link(entry.path())
-                    .ok()
-                    .and_then(|target| target.to_str().map(str::to_owned));
-                let Some(target) = target else {
-                    self.unreadable.push(directory.to_owned());
-                    continue;
-                };
-                FileKind::Symlink(target)
-            } else if metadata.is_file() {
-                FileKind::File
-            } else {
-                FileKind::Special
-            };
-            found.push((
-                name,
-                Info {
-                    kind,
-                    mode: metadata.permissions().mode() & 0o7777,
-                },
-            ));
+        let mut found = Vec::new();
+        match self.quick.clone().filter(|_| directory == "/") {
+            Some(entries) => {
+                for (name, file_type) in entries.iter() {
+                    found.extend(self.entry(directory, &host, name.clone(), *file_type, None));
+                }
+            }
+            None => {
+                for entry in fs::read_dir(&host).into_iter().flatten().flatten() {
+                    let looked_at = match self.quick {
+                        Some(_) => entry.file_type().map(|kind| (kind, None)),
+                        None => entry.metadata().map(|metadata| {
+                            let mode = metadata.permissions().mode() & 0o7777;
+                            (metadata.file_type(), Some(mode))
+                        }),
+                    };
+                    if let Ok((file_type, mode)) = looked_at {
+                        let name = entry.file_name();
+                        found.extend(self.entry(directory, &host, name, file_type, mode));
+                    }
+                }
+            }
         }
         found.sort_by(|(left, _), (right, _)| left.cmp(right));
         if !self.ignore.is_empty() {
@@ -132,6 +129,34 @@ impl Context {
         self.listings
             .insert(directory.to_owned(), Rc::clone(&listing));
         listing
+    }
+
+    /// What a directory lists, unless its name or its link cannot be read.
+    fn entry(
+        &mut self,
+        directory: &str,
+        host: &Path,
+        name: OsString,
+        file_type: FileType,
+        mode: Option<u32>,
+    ) -> Option<(String, Info)> {
+        self.read += 1;
+        let kind = if file_type.is_dir() {
+            Some(FileKind::Directory)
+        } else if file_type.is_symlink() {
+            let target = fs::read_link(host.join(&name)).ok();
+            let target = target.and_then(|target| target.into_os_string().into_string().ok());
+            target.map(FileKind::Symlink)
+        } else if file_type.is_file() {
+            Some(FileKind::File)
+        } else {
+            Some(FileKind::Special)
+        };
+        let (Some(kind), Ok(name)) = (kind, name.into_string()) else {
+            self.unreadable.push(directory.to_owned());
+            return None;
+        };
+        Some((name, Info { kind, mode }))
     }
 
     fn is_visible(

@@ -2,7 +2,29 @@
 
 /// `path.Clean`: no empty, `.` or resolvable `..` components; `.` for nothing.
 pub fn clean(path: &str) -> String {
+    cleaned(path.to_owned())
+}
+
+/// The path cleaned as if it began at the root: `..` stops there.
+pub fn clean_absolute(path: &str) -> String {
+    cleaned(format!("/{path}"))
+}
+
+pub fn join(directory: &str, name: &str) -> String {
+    cleaned(format!("{}/{name}", directory.trim_end_matches('/')))
+}
+
+fn cleaned(path: String) -> String {
     let rooted = path.starts_with('/');
+    // Most paths are clean already.
+    if rooted
+        && path.len() > 1
+        && !path[1..]
+            .split('/')
+            .any(|part| ["", ".", ".."].contains(&part))
+    {
+        return path;
+    }
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
         match part {
@@ -23,15 +45,6 @@ pub fn clean(path: &str) -> String {
         (false, true) => ".".to_owned(),
         (false, false) => joined,
     }
-}
-
-/// The path cleaned as if it began at the root: `..` stops there.
-pub fn clean_absolute(path: &str) -> String {
-    clean(&format!("/{path}"))
-}
-
-pub fn join(directory: &str, name: &str) -> String {
-    clean(&format!("{directory}/{name}"))
 }
 
 /// Last component, `/` for the root.
