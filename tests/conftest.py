@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 
 import hypothesis
 import pytest
@@ -44,3 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in marked:
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def no_keys_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a fresh process: no verdict has had its scalar yet."""
+    monkeypatch.setattr("harbor_trl.rollout._keys_seen", set())
+    monkeypatch.setattr("harbor_trl.rollout._keyless", Counter())

@@ -224,7 +224,7 @@ def test_a_custom_reward_function_gets_the_environments_as_their_rollouts_left_t
             assert sample.metrics["reward"] == 1 / calls
 
 
-def test_a_missing_reward_key_ends_the_run_and_says_which_keys_there_are(run):
+def test_a_missing_reward_key_ends_the_run_and_says_which_keys_there_are(run, no_keys_seen):
     task = {"test": write_reward('{"style": 1, "speed": 0}', "reward.json")}
     with run([[write(42)]], task=task) as loop:
         loop.join()

@@ -9,7 +9,6 @@ import os
 import subprocess
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,13 +77,6 @@ def test_reward_json_wins_over_reward_txt(tmp_path, options):
     env = bash_env(options)
     env.reset(task_dir=make_task(tmp_path / "task", test=test))
     assert env.reward == 0.25
-
-
-@pytest.fixture
-def no_keys_seen(monkeypatch):
-    """As in a fresh process: no verdict has had its scalar yet."""
-    monkeypatch.setattr("harbor_trl.rollout._keys_seen", set())
-    monkeypatch.setattr("harbor_trl.rollout._keyless", Counter())
 
 
 def test_several_keys_without_reward_say_how_to_choose(tmp_path, options, no_keys_seen, caplog):
