@@ -359,7 +359,16 @@ def test_D6_metadata_of_directories(make: Make) -> None:
 
 def test_D7_several_sources_without_a_slash_are_reported(make: Make) -> None:
     assert make(SCRATCH + "COPY a b /x/", {"a": "", "b": ""}).files == {"/x/a": "a", "/x/b": "b"}
-    assert [u["line"] for u in make(SCRATCH + "COPY a b /x", {"a": "", "b": ""}).unknowns] == [2]
+    files = {"a": "", "b": "", "d/c": ""}
+    for base in (SCRATCH, "FROM debian\n"):
+        for sources in ("a b", "[ab]", "a a"):
+            assert [u["line"] for u in make(base + f"COPY {sources} /x", files).unknowns] == [2], sources
+        # The directory comes first, so that there is one to put the file into.
+        assert make(base + "COPY d a /x", files).unknowns == []
+        assert make(base + "COPY a no* /x", files).unknowns == []
+    assert [e["code"] for e in make(SCRATCH + "COPY a d /x", files).native["errors"]] == ["not-a-directory"]
+    # Fine if the image has a directory /x.
+    assert [u["line"] for u in make("FROM debian\nCOPY a d /x", files).unknowns] == [2]
 
 
 def test_D8_links_at_the_destination_are_followed_but_not_by_link(make: Make) -> None:

@@ -827,6 +827,8 @@ impl Planner<'_> {
             excludes,
             from_stage: from.is_some(),
             current: 0,
+            matches: 0,
+            as_file: false,
         };
         let mut events = Vec::new();
         let result = self.copy_all(
@@ -864,7 +866,6 @@ impl Planner<'_> {
         state: &mut State,
     ) -> Result<(), Stop> {
         let line = job.line;
-        let count = sources.len();
         for (at, source) in sources.into_iter().enumerate() {
             job.current = at;
             let reason = match source {
@@ -908,23 +909,6 @@ impl Planner<'_> {
             tree.update(&below, |node| node.partial = true);
             mark_partial(tree, &below);
         }
-        if count + contents.len() > 1
-            && !job.destination.ends_with('/')
-            && !job.destination.ends_with("/.")
-        {
-            let is_directory = match tree
-                .resolve(&job.destination)
-                .as_deref()
-                .map(|path| tree.lookup(path))
-            {
-                Some(Lookup::Found(node)) => node.is_directory(),
-                _ => false,
-            };
-            if !is_directory {
-                let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
-                self.unknown(line, reason);
-            }
-        }
         for (name, data) in contents {
             match data {
                 Ok(data) => {
@@ -941,6 +925,7 @@ impl Planner<'_> {
                         origin: Origin::Content(data),
                         ..file_node(FileKind::File, Some(0o644))
                     };
+                    job.matches += 1;
                     self.copy_file(job, &name, source, tree, events)?;
                 }
                 Err(Stop::Unknown(reason)) => {
@@ -948,6 +933,10 @@ impl Planner<'_> {
                 }
                 Err(stop) => return Err(stop),
             }
+        }
+        if job.matches > 1 && job.as_file && !job.destination.ends_with('/') {
+            let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
+            self.unknown(line, reason);
         }
         Ok(())
     }
@@ -1108,6 +1097,7 @@ impl Planner<'_> {
         events: &mut Vec<Event>,
         state: &mut State,
     ) -> Result<(), Stop> {
+        job.matches += 1;
         let resolved = files.resolve(source)?;
         let Some(info) = files.info(&resolved)? else {
             return self.missing(job, source, files);
@@ -1205,7 +1195,7 @@ impl Planner<'_> {
 
     fn copy_file(
         &mut self,
-        job: &Job,
+        job: &mut Job,
         name: &str,
         mut node: Node,
         tree: &mut Tree,
@@ -1218,7 +1208,7 @@ impl Planner<'_> {
             Lookup::Found(found) if found.is_directory() => {
                 target = paths::join(&target, paths::base(name))
             }
-            Lookup::Found(_) | Lookup::Missing => {}
+            Lookup::Found(_) | Lookup::Missing => job.as_file = true,
             Lookup::NotDirectory => {
                 return refuse(
                     "not-a-directory",
@@ -1226,7 +1216,10 @@ impl Planner<'_> {
                     format!("{target} lies below something that is a file"),
                 );
             }
-            Lookup::Unknown => if_directory = Some(paths::join(&target, paths::base(name))),
+            Lookup::Unknown => {
+                job.as_file = true;
+                if_directory = Some(paths::join(&target, paths::base(name)));
+            }
         }
         check_length(&target, line)?;
         let mode = job.attributes.mode.for_created();
@@ -1472,7 +1465,7 @@ impl Planner<'_> {
 
     fn copy_with_parents(
         &mut self,
-        job: &Job,
+        job: &mut Job,
         source: &str,
         files: &mut Files,
         tree: &mut Tree,
@@ -1764,6 +1757,10 @@ struct Job<'a> {
     from_stage: bool,
     /// Which of its sources is being copied.
     current: usize,
+    /// Files and directories that its sources name or match.
+    matches: usize,
+    /// One of them was put at the destination itself, which isn't known to be a directory.
+    as_file: bool,
 }
 
 impl Job<'_> {
