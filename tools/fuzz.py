@@ -66,7 +66,13 @@ def seeds(suites: list[Path]) -> Iterator[tuple[str, bytes]]:
     for suite in [ROOT / "examples", *suites]:
         for file in suite.rglob("task.toml"):
             task = file.parent
-            names = ["task.toml", "instruction.md", "environment/Dockerfile", "environment/.dockerignore", "tests/test.sh"]
+            names = [
+                "task.toml",
+                "instruction.md",
+                "environment/Dockerfile",
+                "environment/.dockerignore",
+                "tests/test.sh",
+            ]
             files = [path.read_bytes() if (path := task / name).is_file() else b"" for name in names]
             yield "toml", files[0]
             yield "dockerfile", files[2] + (b"\0" + files[3] if files[3] else b"")
