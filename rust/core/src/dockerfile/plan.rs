@@ -1,7 +1,7 @@
 //! The copy plan: what COPY and ADD put where, stage by stage.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -175,7 +175,7 @@ enum Event {
 struct State {
     env: Rc<HashMap<String, Value>>,
     /// Names that ENV (not ARG) set.
-    exported: Rc<Vec<String>>,
+    exported: Rc<BTreeSet<String>>,
     /// Variables that are not set here may be set by the base image.
     env_open: bool,
     workdir: Option<String>,
@@ -425,7 +425,7 @@ impl Planner<'_> {
                 }
                 State {
                     env: Rc::new(env),
-                    exported: Rc::new(Vec::new()),
+                    exported: Rc::new(BTreeSet::new()),
                     env_open: !scratch,
                     workdir: if scratch {
                         Some("/".to_owned())
@@ -501,7 +501,7 @@ impl Planner<'_> {
                 }
                 for (name, value) in values {
                     if !state.exported.contains(&name) {
-                        Rc::make_mut(&mut state.exported).push(name.clone());
+                        Rc::make_mut(&mut state.exported).insert(name.clone());
                     }
                     Rc::make_mut(&mut state.env).insert(name, value);
                 }
@@ -1913,15 +1913,29 @@ impl Files {
             }
             Self::Tree(tree) => tree.resolve(path),
         };
+        self.check_exhausted()?;
         match resolved {
             Some(path) => Ok(path),
             None => unclear(format!("{path:?} leads through too many links")),
         }
     }
 
+    fn check_exhausted(&self) -> Result<(), Stop> {
+        match self {
+            Self::Context(context) if context.borrow().exhausted => {
+                unclear("the .dockerignore has too many patterns for a context of this size")
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn info(&self, path: &str) -> Result<Option<Info>, Stop> {
         match self {
-            Self::Context(context) => Ok(context.borrow_mut().info(path)),
+            Self::Context(context) => {
+                let info = context.borrow_mut().info(path);
+                self.check_exhausted()?;
+                Ok(info)
+            }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => {
                     if node.is_directory() && node.partial {
@@ -1942,12 +1956,11 @@ impl Files {
 
     fn list(&self, path: &str) -> Result<Vec<String>, Stop> {
         match self {
-            Self::Context(context) => Ok(context
-                .borrow_mut()
-                .list(path)
-                .iter()
-                .map(|(name, _)| name.clone())
-                .collect()),
+            Self::Context(context) => {
+                let listing = context.borrow_mut().list(path);
+                self.check_exhausted()?;
+                Ok(listing.iter().map(|(name, _)| name.clone()).collect())
+            }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => Ok(node.children.keys().cloned().collect()),
                 _ => Ok(Vec::new()),
