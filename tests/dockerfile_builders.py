@@ -21,7 +21,8 @@ ALL_FEATURES = frozenset({"chmod", "symbolic", "heredoc", "link", "exclude", "pa
 #: Run inside an image: `list` writes what is there, `tar LISTED` packs what is new or different, by numbers.
 COLLECT = r"""
 import os, subprocess, sys
-SKIPPED = {"/proc", "/sys", "/dev", "/collect", "/result.tar", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab"}
+SKIPPED = {"/proc", "/sys", "/dev", "/collect", "/result.tar", "/etc/mtab"}
+SKIPPED |= {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 def entries(top="/"):
     for entry in sorted(os.scandir(top), key=lambda entry: entry.name):
         if entry.path not in SKIPPED:

@@ -4,8 +4,8 @@ With `BUILDKIT_HOST` set and `buildctl` on the PATH, a current BuildKit builds a
 Docker engine's own frontend does, through the buildx plugin; what it is too old for is not generated: before version 23
 heredocs, `--link` and `--chmod`; in any version `--exclude`, `--parents`, symbolic `--chmod`, destinations like `/x/.`.
 
-Builds FROM scratch must be as planned in every path, bytes, mode and owner. On the base image, with RUNs in between, what the
-plan says no RUN has touched must be there as planned, and where there is no RUN, nothing else may be new.
+Builds FROM scratch must be as planned in every path, bytes, mode and owner. On the base image, with RUNs in between,
+what the plan says no RUN has touched must be there as planned, and where there is no RUN, nothing else may be new.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 
 from dockerfile_builders import Builder, find_builder
@@ -100,7 +100,10 @@ def differences_from_base(case: Case, plan: dict[str, Any], image: dict[str, Nod
         if built is None or built.kind != entry["kind"]:
             found.append((path, entry, built))
             continue
-        content = case.context[entry["source"]].content if built.kind == "file" else b""
+        content = b""
+        if built.kind == "file":
+            ignore_file = entry["source"] == ".dockerignore"
+            content = (case.ignore or "").encode() if ignore_file else case.context[entry["source"]].content
         claims = [
             (entry["owner"], built.owner),
             (entry["mode"] if built.kind != "symlink" else None, built.mode),
@@ -190,6 +193,7 @@ def test_builds_agree_with_their_plans(builder: Builder) -> None:
         suppress_health_check=list(HealthCheck),
         database=None,
         phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
     )
     @given(case_batches(builder.features, BATCH))
     def check(cases: list[Case]) -> None:
@@ -213,6 +217,7 @@ def test_builds_agree_with_their_plans(builder: Builder) -> None:
                 found = differences_from_scratch(case, plan, model, image)
                 assert not found, told(case, found)
                 built.update(scratch=1, entries=len(model))
+        print(dict(built), flush=True)
 
     check()
     print(dict(built))
