@@ -28,7 +28,7 @@ from harbor_trl import _native
 pytestmark = pytest.mark.docker
 
 BATCH = 24
-BATCHES = {"deep": 150, "ci": 16}.get(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else ""), 2)
+BATCHES = {"deep": 150, "ci": 12}.get(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else ""), 2)
 #: Of each batch.
 REFUSALS = 2
 #: Links of the base image, to what copies may go through.
