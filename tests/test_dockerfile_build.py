@@ -86,7 +86,7 @@ def differences_from_base(case: Case, plan: dict[str, Any], image: dict[str, Nod
     expected: dict[str, dict[str, Any] | None] = {}
     for entry in plan["entries"]:
         path = resolve(entry["destination"], image)
-        if entry["if_directory"] and (image[path].kind == "directory" if path in image else is_base_directory(path)):
+        if entry["if_directory"] and (image[path].kind == "directory" if path in image else path in BASE_DIRECTORIES):
             path = resolve(entry["if_directory"], image)
         if entry["kind"] == "directory" and entry["if_missing"] and expected.get(path, {}) is not None:
             expected.setdefault(path, {**entry, "mode": None, "owner": None})
@@ -95,7 +95,7 @@ def differences_from_base(case: Case, plan: dict[str, Any], image: dict[str, Nod
     found: list[Any] = []
     for path, entry in expected.items():
         built = image.get(path)
-        if entry is None or (built is None and entry["kind"] == "directory" and is_base_directory(path)):
+        if entry is None or (built is None and entry["kind"] == "directory" and path in BASE_DIRECTORIES):
             continue
         if built is None or built.kind != entry["kind"]:
             found.append((path, entry, built))
@@ -114,10 +114,10 @@ def differences_from_base(case: Case, plan: dict[str, Any], image: dict[str, Nod
             found.append((path, entry, built))
     if "RUN" not in case.dockerfile and not plan["unknowns"]:
         for path, built in image.items():
-            if path not in expected and not (built.kind == "directory" and "WORKDIR" in case.dockerfile):
-                # A directory of the base image is newer once something is put into it; its metadata stay.
-                if not is_base_directory(path):
-                    found.append((path, None, built))
+            made = built.kind == "directory" and "WORKDIR" in case.dockerfile
+            # A directory of the base image is newer once something is put into it; its metadata stay.
+            if path not in expected and not made and path not in BASE_DIRECTORIES:
+                found.append((path, None, built))
     return found
 
 
@@ -138,11 +138,7 @@ def resolve(path: str, image: dict[str, Node]) -> str:
     return done
 
 
-def is_base_directory(path: str) -> bool:
-    """The machine that the tests run on has the directories that the base image has, as far as these tests use them."""
-    return path in BASE_DIRECTORIES
-
-
+#: Of the base image, as far as these tests reach them.
 BASE_DIRECTORIES = {
     *(
         "/",
