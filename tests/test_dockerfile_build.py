@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -51,6 +52,17 @@ def plan_of(case: Case) -> tuple[dict[str, Any], dict[str, Node]]:
         known = {"base_workdir": "/", "base_user": "root"} if BASE_IMAGE in case.dockerfile else {}
         plan: Any = _native.copy_plan(Path(directory) / "Dockerfile", context, **known)
         return plan, {} if plan["errors"] else apply(plan, context)
+
+
+def has_empty_stage(case: Case) -> bool:
+    """Engine 20.10 gives a COPY from an empty stage the files of whatever stage it copied before."""
+    with tempfile.TemporaryDirectory() as directory:
+        context = case.write(Path(directory))
+        stages = re.findall(r"(?m)^FROM scratch AS (\w+)|^FROM s\d AS (\w+)", case.dockerfile)
+        plans = [
+            _native.copy_plan(Path(directory) / "Dockerfile", context, first or second) for first, second in stages
+        ]
+        return not all(plan["entries"] for plan in plans)
 
 
 def differences(case: Case, builder: Builder) -> object:
@@ -201,6 +213,8 @@ def test_builds_agree_with_their_plans(builder: Builder) -> None:
             assert_build_agrees(case, builder)
             built.update(refused=1)
         good = [(case, plan, model) for case, plan, model in planned if not plan["errors"]]
+        if "modes" not in builder.features:
+            good = [(case, plan, model) for case, plan, model in good if not has_empty_stage(case)]
         images = builder.build_all([case for case, _, _ in good])
         for (case, plan, model), image in zip(good, images, strict=True):
             if image is None:
