@@ -11,6 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+#: Made by tools/docker_test_images.sh.
+BASE_IMAGE = "debian:bookworm-slim"
 DIRECTORY_NAMES = ["a", "b", "dir", "d e"]
 FILE_NAMES = ["f", "g.txt", "h.md", ".env", "s p", "x[1]", "é", "b", "a'q"]
 FILE_MODES = [0o644, 0o600, 0o755, 0o444, 0o4755]
@@ -165,7 +167,7 @@ IGNORE_FILES = st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4).map(l
 
 
 @st.composite
-def copies(draw: st.DrawFn, paths: list[str], features: frozenset[str]) -> str:
+def copies(draw: st.DrawFn, paths: list[str], features: frozenset[str], destinations: list[str] = DESTINATIONS) -> str:
     """One COPY or ADD line."""
     flags: list[str] = []
     keyword = draw(st.sampled_from(["COPY"] * 4 + ["ADD"]))
@@ -183,8 +185,8 @@ def copies(draw: st.DrawFn, paths: list[str], features: frozenset[str]) -> str:
             flags.append("--exclude=" + draw(st.sampled_from(["*.txt", "**/f", "a", "!a/f", "b", "*", "**/*.md"])))
     sources = [_mutate_source(draw, draw(st.sampled_from(paths))) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
     # Older builders take `/x/.` for a file's name.
-    destinations = DESTINATIONS if "modes" in features else [path for path in DESTINATIONS if not path.endswith("/.")]
-    destination = draw(st.sampled_from(destinations))
+    known = destinations if "modes" in features else [path for path in destinations if not path.endswith("/.")]
+    destination = draw(st.sampled_from(known))
     if len(sources) > 1 and not destination.endswith(("/", ".")):
         destination += "/"
     if "parents" in features and keyword == "COPY" and draw(st.integers(0, 5)) == 0:
@@ -204,9 +206,112 @@ HEREDOCS = [
 
 @st.composite
 def cases(draw: st.DrawFn, features: frozenset[str] = frozenset()) -> Case:
-    """Builds FROM scratch without RUN, so that everything about them is known."""
+    """A build FROM scratch without RUN, so that everything about it is known."""
     # Without a way to make the builder forget, directories of one name must have one mode.
     nodes = draw(contexts(DIRECTORY_MODES if "modes" in features else [0o755]))
+    dockerfile = draw(scratch_dockerfiles(nodes, features))
+    return Case(nodes, dockerfile, draw(st.one_of(st.none(), st.none(), IGNORE_FILES)))
+
+
+@st.composite
+def case_batches(draw: st.DrawFn, features: frozenset[str], size: int) -> list[Case]:
+    """Builds of one context, half of them on the base image."""
+    nodes = draw(contexts(DIRECTORY_MODES if "modes" in features else [0o755]))
+    ignore = draw(st.one_of(st.none(), st.none(), IGNORE_FILES))
+    kinds = [scratch_dockerfiles(nodes, features), base_dockerfiles(nodes, features)]
+    return [Case(nodes, draw(kinds[number % 2]), ignore) for number in range(size)]
+
+
+#: Places of the base image: directories, links to them, and what it lacks.
+BASE_DESTINATIONS = [
+    "/bin/sub/",
+    "/bin/tool",
+    "/lib/x/",
+    "/sbin",
+    "/var/run/x/y",
+    "/etc",
+    "/usr/local",
+    "/usr/local/bin/f",
+    "/tmp/",
+    "/root/.config/",
+    "/srv/",
+    "/srv/x",
+    "/opt/d",
+    "/opt/d/",
+    "/home/u/f",
+    ".",
+    "w/",
+    "u",
+]
+#: What tasks do to files that were copied; `{p}`, `{q}` are paths, `{d}` a directory.
+RUNS = [
+    "rm -rf {p}",
+    "rm -f {p}",
+    "rm {p}",
+    "rm -r {d}",
+    "rm -f {d}/*",
+    "cd {d} && rm -f f g.txt",
+    "cd {d}; rm -rf ./*",
+    "chmod 600 {p}",
+    "chmod -R a+rX {d}",
+    "chown 5:6 {p}",
+    "chown -R 7 {d}",
+    "mv {p} {q}",
+    "mv {d} /moved",
+    "mv {d}/* /tmp/",
+    "cp -r {d} {q}",
+    "cp {p} {q}",
+    "install -m 700 {p} {q}",
+    "ln -sf {p} {q}",
+    "ln -sfn /srv {d}",
+    "echo x > {p}",
+    "echo x >> {p}",
+    "cat {p} | tee {q}",
+    "sed -i s/1/2/ {p}",
+    "touch {p}",
+    "truncate -s 0 {p}",
+    "find {d} -name '*.txt' -delete",
+    "find {d} -type f -exec chmod 600 {{}} +",
+    "find / -xdev -name f -print0 | xargs -0 rm -f",
+    "X={p}; rm -rf $X",
+    'for i in {d}/*; do rm -rf "$i"; done',
+    "sh -c 'rm -rf {p}'",
+    "test -e {p} && rm -rf {p}",
+    "python3 -c \"import os; os.remove('{p}')\"",
+    "mkdir -p {d}/sub && rm -rf {d}/sub/../f",
+    "tar -C {d} -cf /tmp/t.tar . && rm -rf {d}",
+    "(cd {d} && chmod 700 .)",
+    "cat {p}",
+    "ls -la {d} > /list",
+    "grep -r x {d}",
+    "true",
+]
+
+
+@st.composite
+def base_dockerfiles(draw: st.DrawFn, nodes: dict[str, Node], features: frozenset[str]) -> str:
+    """Copies into the base image, with commands in between that may change what was copied."""
+    lines = [f"FROM {BASE_IMAGE} AS s0"]
+    paths = [*BASE_DESTINATIONS, "/srv/f", "/opt/d/f", "/tmp/g.txt", "/usr/bin/tool", "/bin/f", "/srv/x/f"]
+    absolute = [path.rstrip("/") for path in paths if path.startswith("/") and path not in ("/etc", "/sbin")]
+    directories = ["/srv", "/opt/d", "/srv/x", "/tmp", "/usr/local/bin", "/home/u", "/lib/x"]
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.integers(0, 9))
+        if kind < 3:
+            path, other = draw(st.sampled_from(absolute)), draw(st.sampled_from(absolute))
+            run = draw(st.sampled_from(RUNS)).format(p=path, q=other, d=draw(st.sampled_from(directories)))
+            lines.append(f"RUN {run} || true")
+        elif kind == 3:
+            lines.append("WORKDIR " + draw(st.sampled_from(["/srv", "/usr/local", "/lib/x", "w", "/new/dir"])))
+        elif kind == 4:
+            lines.append(draw(st.sampled_from(["USER 5", "ENV NAME=v", "ENV D=/srv/x"])))
+        else:
+            lines.append(draw(copies(list(nodes), features, BASE_DESTINATIONS)))
+    return "\n".join(lines) + "\n"
+
+
+@st.composite
+def scratch_dockerfiles(draw: st.DrawFn, nodes: dict[str, Node], features: frozenset[str]) -> str:
     lines: list[str] = []
     stages = draw(st.sampled_from([1, 1, 2]))
     names: list[str] = []
@@ -228,8 +333,7 @@ def cases(draw: st.DrawFn, features: frozenset[str] = frozenset()) -> Case:
             else:
                 lines.append(draw(copies(list(nodes), features)))
         names.append(f"s{stage}")
-    ignore = draw(st.one_of(st.none(), IGNORE_FILES)) if draw(st.integers(0, 2)) == 0 else None
-    return Case(nodes, "\n".join(lines) + "\n", ignore)
+    return "\n".join(lines) + "\n"
 
 
 def apply(plan: dict[str, Any], context: Path) -> dict[str, Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -297,6 +298,7 @@ def test_what_a_backend_lacks_is_found_only_for_that_backend(tmp_path: Path) -> 
     write(tmp_path / "image", toml=TOML + "docker_image = 'x'\n")
     write(tmp_path / "net", toml=TOML.replace("[agent]", "[agent]\nnetwork_mode = 'allowlist'"))
     write(tmp_path / "run", dockerfile="FROM debian\n\nRUN make\n")
+    write(tmp_path / "tpu", toml=TOML + "tpu = { type = 'v6e', topology = '2x4' }\n")
     write(tmp_path / "windows", toml=TOML + "os = 'Windows'\n", files={"tests/test.bat": "rem reward"})
     assert check(tmp_path) == []
     found = {(finding.task_id, finding.code, finding.line) for finding in check(tmp_path, backend="bubblewrap")}
@@ -306,6 +308,7 @@ def test_what_a_backend_lacks_is_found_only_for_that_backend(tmp_path: Path) -> 
         ("image", "needs-image", 15),
         ("net", "needs-network-policy", 10),
         ("run", "backend-refuses", 3),
+        ("tpu", "needs-tpu", 15),
         ("windows", "needs-windows", 15),
     }
     if sys.platform != "win32":
@@ -326,6 +329,12 @@ def test_what_is_no_task_but_looks_like_one_is_a_warning(tmp_path: Path) -> None
     (tmp_path / "b").symlink_to("gone")
     finding = the_only(check(tmp_path))
     assert (finding.task_id, finding.severity, finding.code) == (None, "warning", "suite-tree")
+
+
+def test_every_code_is_documented_and_every_documented_code_exists() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "check.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)) == sorted(CODES)
 
 
 # --- the same verdict as Harbor
@@ -613,18 +622,29 @@ def test_directories_that_link_to_each_other_are_refused_in_time(tmp_path: Path)
     assert finding.code == "path-forbidden"
 
 
-def test_a_deep_tree_a_wide_one_and_pipes_end(tmp_path: Path) -> None:
+def test_a_deep_tree_and_pipes_end(tmp_path: Path) -> None:
     task = write(tmp_path / "a", dockerfile="FROM x\nCOPY . /app\n")
-    deep = task / "tests"
-    for _ in range(60):
-        deep /= "d"
-    deep.mkdir(parents=True)
-    for number in range(3000):
-        (task / "tests" / f"f{number}").touch()
+    (task / "tests" / "/".join("d" * 12)).mkdir(parents=True)
     for name in ("environment/.dockerignore", "environment/pipe", "tests/pipe", "tests/pipe.py", "solution.md"):
         os.mkfifo(task / name)
     assert check(tmp_path) == []
     assert not harbor_refuses(task)
+
+
+def test_a_tree_that_may_be_too_deep_for_harbor_is_left_to_it(tmp_path: Path) -> None:
+    # Not asked here: its walk takes time with the fourth power of the depth, some ten seconds at this one.
+    task = write(tmp_path / "a")
+    (task / "tests" / "/".join("d" * 60)).mkdir(parents=True)
+    assert _native.check_tasks(tmp_path, ["a"])[0][:2] == ([], True)
+
+
+def test_a_wide_tree_needs_no_question_to_harbor(tmp_path: Path) -> None:
+    # Harbor's own walk takes milliseconds for each file.
+    task = write(tmp_path / "a")
+    for number in range(3000):
+        (task / "tests" / f"f{number}").touch()
+    assert _native.check_tasks(tmp_path, ["a"])[0][:2] == ([], False)
+    assert check(tmp_path) == []
 
 
 def test_a_huge_task_toml_is_read(tmp_path: Path) -> None:
@@ -643,6 +663,7 @@ def test_what_cannot_be_read_is_an_error_as_for_harbor(tmp_path: Path) -> None:
         "c": "solution",
         "d": "instruction.md",
         "e": "task.toml",
+        "f": "environment/Dockerfile",
     }.items():
         task = write(tmp_path / name, files={"tests/data/x": "", "solution/solve.sh": ""})
         (task / locked).chmod(0)
@@ -653,10 +674,14 @@ def test_what_cannot_be_read_is_an_error_as_for_harbor(tmp_path: Path) -> None:
         "import os, harbor.models.task.task, harbor_trl.verdict\n"
         "from harbor_trl import check\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        f"print(sorted({{f.task_id for f in check({str(tmp_path)!r}) if f.severity == 'error'}}))"
+        f"print(*sorted({{(f.task_id, f.code) for f in check({str(tmp_path)!r}) if f.severity == 'error'}}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "['a', 'b', 'c', 'd', 'e']", done.stderr
+    expected = [
+        *(("a", "unreadable"), ("b", "unreadable"), ("c", "unreadable"), ("d", "instruction-unreadable")),
+        *(("e", "toml-unreadable"), ("f", "dockerfile-unreadable")),
+    ]
+    assert done.stdout.strip() == " ".join(map(repr, expected)), done.stderr
 
 
 @given(

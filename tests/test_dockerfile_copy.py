@@ -359,7 +359,16 @@ def test_D6_metadata_of_directories(make: Make) -> None:
 
 def test_D7_several_sources_without_a_slash_are_reported(make: Make) -> None:
     assert make(SCRATCH + "COPY a b /x/", {"a": "", "b": ""}).files == {"/x/a": "a", "/x/b": "b"}
-    assert [u["line"] for u in make(SCRATCH + "COPY a b /x", {"a": "", "b": ""}).unknowns] == [2]
+    files = {"a": "", "b": "", "d/c": ""}
+    for base in (SCRATCH, "FROM debian\n"):
+        for sources in ("a b", "[ab]", "a a"):
+            assert [u["line"] for u in make(base + f"COPY {sources} /x", files).unknowns] == [2], sources
+        # The directory comes first, so that there is one to put the file into.
+        assert make(base + "COPY d a /x", files).unknowns == []
+        assert make(base + "COPY a no* /x", files).unknowns == []
+    assert [e["code"] for e in make(SCRATCH + "COPY a d /x", files).native["errors"]] == ["not-a-directory"]
+    # Fine if the image has a directory /x.
+    assert [u["line"] for u in make("FROM debian\nCOPY a d /x", files).unknowns] == [2]
 
 
 def test_D8_links_at_the_destination_are_followed_but_not_by_link(make: Make) -> None:
@@ -739,12 +748,49 @@ def nested(depth: int) -> str:
         ["COPY d /x"] * 2000,
         *[[f"COPY d /{n}" for n in range(300)] + ["RUN make"] * 300],
         ["COPY f /x", *["RUN rm -rf /y"] * 20_000],
+        ["RUN " + "x" * 10_000_000],
+        ["COPY <<E /x", *["x" * 60_000] * 170, "E"],
+        ["COPY <<E /x", *["$v \\$v"] * 300_000, "E"],
+        ["COPY f /x", "RUN <<E", *["rm -rf /y"] * 300_000, "E"],
+        ["COPY " + " ".join(f"<<{n}" for n in range(5000)) + " /x/", *[str(n) for n in range(5000)]],
+        ["COPY " + "--exclude=a \\\n" * 100_000 + "d /x"],
+        ["COPY " + "--link \\\n" * 100_000 + "d /x"],
+        ["COPY " + "f \\\n" * 100_000 + "/x/"],
+        ["COPY " + "* \\\n" * 3000 + "/x/"],
+        ["ENV " + "a=b \\\n" * 100_000 + "c=d"],
+        [f"ENV a{n}=b" for n in range(100_000)],
+        ["COPY f /x", "RUN " + "rm -rf /y && \\\n" * 100_000 + "z"],
+        ["COPY f /x", "RUN " + "( \\\n" * 100_000 + "z"],
+        ["COPY f /x", "RUN " + "if true; then \\\n" * 50_000 + "z"],
+        ["COPY d /d", *[f"FROM scratch\nCOPY --from={n} / /a/\nCOPY --from={n} / /b/" for n in range(12)]],
     ],
-    ids=range(14),
+    ids=range(29),
 )
 def test_hostile_dockerfiles_end(tmp_path: Path, lines: list[str]) -> None:
     files = {"f": "", **{f"d/{n}": "" for n in range(100)}}
     assert native_only(tmp_path, "FROM scratch\n" + "\n".join(lines) + "\n", files)["stage"] == ""
+
+
+def test_links_without_end_end(tmp_path: Path) -> None:
+    chain: Files = {f"l{n}": ("->", f"l{n + 1}") for n in range(5000)}
+    doubling: Files = {f"d{n}/l": ("->", f"../d{n + 1}/l") for n in range(3000)}
+    lines = ["COPY l0 /a", "COPY d0/l/l/l /b", "COPY . /c", "COPY f " + "/c/self/l" * 200 + "/y"]
+    plan = native_only(
+        tmp_path, "FROM scratch\n" + "\n".join(lines), {**chain, **doubling, "f": "", "self/l": ("->", "../self")}
+    )
+    assert {unknown["line"] for unknown in plan["unknowns"]} == {2, 3}
+
+
+def test_many_patterns_for_many_files_end(tmp_path: Path) -> None:
+    files: Files = {f"d/f{n}": "" for n in range(2000)}
+    for count, unknowns in ((1000, 0), (100_000, 1)):
+        patterns = "".join(f"**/p{n}*\n!d/q{n}/**\n" for n in range(count // 2))
+        root = tmp_path / str(count)
+        root.mkdir()
+        plan = native_only(root, "FROM scratch\nCOPY d /x\n", {**files, ".dockerignore": patterns})
+        assert len(plan["unknowns"]) == unknowns
+        assert len(plan["entries"]) == (1 if unknowns else 2001)
+        assert plan["errors"] == []
 
 
 def test_many_stages_end(tmp_path: Path) -> None:

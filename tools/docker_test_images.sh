@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the Docker tests runnable on a Debian machine whose engine reaches no image registry: the Compose v2 plugin, a base
+# Makes the Docker tests runnable on a Debian machine whose engine reaches no image registry: the Compose v2 and buildx plugins, a base
 # image (debian:bookworm-slim) and a busybox image (harbor-trl-busybox:latest), all from the machine's own apt sources.
 # Does only what is missing. Where it cannot (no engine, no root) it says why in one line and succeeds: the Docker tests then
 # skip with a reason of their own.
@@ -69,17 +69,19 @@ fetch() {
     (cd "$state" && apt-get "${options[@]}" download "$package" >&2 && dpkg -x ./"$package"_*.deb "$work/$package")
 }
 
-if ! docker compose version >/dev/null 2>&1; then
-    need_debian "the Compose v2 plugin"
-    # Debian carries Compose v2 from trixie on; the plugin is one static binary that runs on older releases too.
-    fetch trixie docker-compose
-    plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
+# Debian carries both plugins from trixie on; each is one static binary that runs on older releases too. Compose is needed to
+# run tasks, buildx only by the tests that hold copy plans against real builds.
+plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
+for plugin in compose buildx; do
+    ! docker "$plugin" version >/dev/null 2>&1 || continue
+    need_debian "the docker-$plugin plugin"
+    fetch trixie "docker-$plugin"
     mkdir -p "$plugins"
-    install -m 755 "$work/docker-compose/usr/libexec/docker/cli-plugins/docker-compose" "$plugins/.docker-compose.$$"
-    mv "$plugins/.docker-compose.$$" "$plugins/docker-compose"
-    docker compose version >/dev/null || { echo "the Compose plugin was installed into $plugins but does not run" >&2; exit 1; }
-    say "installed $(docker compose version) into $plugins"
-fi
+    install -m 755 "$work/docker-$plugin/usr/libexec/docker/cli-plugins/docker-$plugin" "$plugins/.docker-$plugin.$$"
+    mv "$plugins/.docker-$plugin.$$" "$plugins/docker-$plugin"
+    docker "$plugin" version >/dev/null || { echo "docker-$plugin was installed into $plugins but does not run" >&2; exit 1; }
+    say "installed $(docker "$plugin" version | head -n 1) into $plugins"
+done
 
 has_image() { docker image inspect "$1" >/dev/null 2>&1; }
 

@@ -720,17 +720,16 @@ class Planner:
                 state.traceable = False
                 events.append(Effects(line, below={clean(job.destination): "copy"}))
                 mark_partial(nodes, clean(job.destination))
-        if len(paths) + len(datas) > 1 and not job.destination.endswith("/"):
-            found = lookup(nodes, resolve(nodes, job.destination))
-            if not (isinstance(found, Node) and found.kind == "directory"):
-                self.unknowns.append(line)
         for name, data in datas:
             if data is None:
                 self.unknowns.append(line)
                 continue
             if clean("/" + name).count("/") != 1 or clean("/" + name) == "/" or name.endswith("/"):
                 raise Refused("heredoc-name", line)
+            job.matches += 1
             self.copy_file(job, name, Node("file", 0o644, content=data), nodes, events)
+        if job.matches > 1 and job.as_file and not job.destination.endswith("/"):
+            self.unknowns.append(line)
 
     def copy_source(
         self, job: Job, source: str, files: dict[str, Node], nodes: dict[str, Node], events: list[Any], state: State
@@ -751,6 +750,7 @@ class Planner:
                 self.sent += matches
                 self.fruitless += [] if matches else [(line, source)]
         for match in matches:
+            job.matches += 1
             resolved = resolve(files, match)
             node = info(files, resolved)
             if node is None:
@@ -832,8 +832,10 @@ class Planner:
             target = join(target, base_name(name))
         elif found == "not a directory":
             raise Refused("not-a-directory", job.line)
-        elif found == "unknown":
-            if_directory = join(target, base_name(name))
+        else:
+            job.as_file = True
+            if found == "unknown":
+                if_directory = join(target, base_name(name))
         check_length(target, job.line)
         self.make_directories(nodes, target.rsplit("/", 1)[0], job.created_mode(), job.owner, job.line, events)
         found = lookup(nodes, target)
@@ -984,6 +986,8 @@ class Job:
     destination: str = ""
     excludes: Patterns = field(default_factory=lambda: Patterns([]))
     from_context: bool = True
+    matches: int = 0  # files and directories that its sources name or match
+    as_file: bool = False  # one of them was put at the destination itself, not known to be a directory
 
     def created_mode(self) -> int | None:
         if isinstance(self.mode, int):

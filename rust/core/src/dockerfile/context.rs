@@ -35,6 +35,8 @@ pub type RootListing = Rc<Vec<(OsString, FileType)>>;
 
 /// How deep to look for something re-included; each level costs stack.
 const MAX_IGNORED_DEPTH: usize = 128;
+/// Directory entries times bytes of patterns: at most some seconds of matching.
+const MAX_IGNORE_STEPS: usize = 1_000_000_000;
 
 /// Never follows a link of the host: every path is walked component by component from the root, and only
 /// directories are entered.
@@ -49,6 +51,9 @@ pub struct Context {
     pub read: usize,
     /// What the root holds. With it, no file is looked at for its mode.
     quick: Option<RootListing>,
+    ignore_steps: usize,
+    /// There are too many patterns for this many entries: nothing more is listed, and nothing is known of the rest.
+    pub exhausted: bool,
 }
 
 impl Context {
@@ -61,6 +66,8 @@ impl Context {
             unreadable: Vec::new(),
             read: 0,
             quick,
+            ignore_steps: 0,
+            exhausted: false,
         }
     }
 
@@ -121,6 +128,12 @@ impl Context {
             }
         }
         found.sort_by(|(left, _), (right, _)| left.cmp(right));
+        let steps = found.len().saturating_mul(self.ignore.size());
+        self.ignore_steps = self.ignore_steps.saturating_add(steps);
+        if self.ignore_steps > MAX_IGNORE_STEPS {
+            self.exhausted = true;
+            found.clear();
+        }
         if !self.ignore.is_empty() {
             let parent = self.matches.get(directory).cloned().flatten();
             found.retain(|(name, info)| self.is_visible(directory, name, info, parent.as_deref()));

@@ -147,6 +147,12 @@ impl IgnorePatterns {
         self.patterns.is_empty()
     }
 
+    /// Bytes of all patterns.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.patterns.iter().map(|pattern| pattern.text.len()).sum()
+    }
+
     #[must_use]
     pub fn has_exceptions(&self) -> bool {
         self.has_exceptions

@@ -5,7 +5,7 @@ mod files;
 mod mode;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -179,7 +179,7 @@ enum Event {
 struct State {
     env: Rc<HashMap<String, Value>>,
     /// Names that ENV (not ARG) set.
-    exported: Rc<Vec<String>>,
+    exported: Rc<BTreeSet<String>>,
     /// Variables that are not set here may be set by the base image.
     env_open: bool,
     workdir: Option<String>,
@@ -430,7 +430,7 @@ impl Planner<'_> {
                 }
                 State {
                     env: Rc::new(env),
-                    exported: Rc::new(Vec::new()),
+                    exported: Rc::new(BTreeSet::new()),
                     env_open: !scratch,
                     workdir: if scratch {
                         Some("/".to_owned())
@@ -505,7 +505,7 @@ impl Planner<'_> {
                 }
                 for (name, value) in values {
                     if !state.exported.contains(&name) {
-                        Rc::make_mut(&mut state.exported).push(name.clone());
+                        Rc::make_mut(&mut state.exported).insert(name.clone());
                     }
                     Rc::make_mut(&mut state.env).insert(name, value);
                 }

@@ -170,6 +170,8 @@ impl Planner<'_> {
                 excludes,
                 from_stage: from.is_some(),
                 current: 0,
+                matches: 0,
+                as_file: false,
             },
             planner: self,
             state: &mut *state,
@@ -306,7 +308,6 @@ impl Copying<'_, '_> {
         files: Option<&Files>,
     ) -> Result<(), Stop> {
         let line = self.job.line;
-        let count = sources.len();
         for (at, source) in sources.into_iter().enumerate() {
             self.job.current = at;
             let reason = match source {
@@ -351,25 +352,6 @@ impl Copying<'_, '_> {
             self.state.tree.update(&below, |node| node.partial = true);
             mark_partial(&mut self.state.tree, &below);
         }
-        if count + contents.len() > 1
-            && !self.job.destination.ends_with('/')
-            && !self.job.destination.ends_with("/.")
-        {
-            let is_directory = match self
-                .state
-                .tree
-                .resolve(&self.job.destination)
-                .as_deref()
-                .map(|path| self.state.tree.lookup(path))
-            {
-                Some(Lookup::Found(node)) => node.is_directory(),
-                _ => false,
-            };
-            if !is_directory {
-                let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
-                self.planner.unknown(line, reason);
-            }
-        }
         for (name, data) in contents {
             match data {
                 Ok(data) => {
@@ -386,6 +368,7 @@ impl Copying<'_, '_> {
                         origin: Origin::Content(data),
                         ..file_node(FileKind::File, Some(0o644))
                     };
+                    self.job.matches += 1;
                     self.file(&name, source)?;
                 }
                 Err(Stop::Unknown(reason)) => self
@@ -393,6 +376,10 @@ impl Copying<'_, '_> {
                     .unknown(line, format!("heredoc {name}: {reason}")),
                 Err(stop) => return Err(stop),
             }
+        }
+        if self.job.matches > 1 && self.job.as_file && !self.job.destination.ends_with('/') {
+            let reason = "several sources, but the destination has no trailing slash: each overwrites the one before";
+            self.planner.unknown(line, reason);
         }
         Ok(())
     }
@@ -450,6 +437,7 @@ impl Copying<'_, '_> {
     }
 
     fn matched(&mut self, source: &str, files: &Files) -> Result<(), Stop> {
+        self.job.matches += 1;
         let resolved = files.resolve(source)?;
         let Some(info) = files.info(&resolved)? else {
             return self.missing(source, files);
@@ -529,7 +517,7 @@ impl Copying<'_, '_> {
             Lookup::Found(found) if found.is_directory() => {
                 target = paths::join(&target, paths::base(name))
             }
-            Lookup::Found(_) | Lookup::Missing => {}
+            Lookup::Found(_) | Lookup::Missing => self.job.as_file = true,
             Lookup::NotDirectory => {
                 return refuse(
                     "not-a-directory",
@@ -537,7 +525,10 @@ impl Copying<'_, '_> {
                     format!("{target} lies below something that is a file"),
                 );
             }
-            Lookup::Unknown => if_directory = Some(paths::join(&target, paths::base(name))),
+            Lookup::Unknown => {
+                self.job.as_file = true;
+                if_directory = Some(paths::join(&target, paths::base(name)));
+            }
         }
         check_length(&target, line)?;
         let mode = self.job.attributes.mode.for_created();
@@ -889,6 +880,10 @@ struct Job<'a> {
     from_stage: bool,
     /// Which of its sources is being copied.
     current: usize,
+    /// Files and directories that its sources name or match.
+    matches: usize,
+    /// One of them was put at the destination itself, which isn't known to be a directory.
+    as_file: bool,
 }
 
 impl Job<'_> {

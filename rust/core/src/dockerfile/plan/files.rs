@@ -30,15 +30,29 @@ impl Files {
             }
             Self::Tree(tree) => tree.resolve(path),
         };
+        self.check_exhausted()?;
         match resolved {
             Some(path) => Ok(path),
             None => unclear(format!("{path:?} leads through too many links")),
         }
     }
 
+    fn check_exhausted(&self) -> Result<(), Stop> {
+        match self {
+            Self::Context(context) if context.borrow().exhausted => {
+                unclear("the .dockerignore has too many patterns for a context of this size")
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn info(&self, path: &str) -> Result<Option<Info>, Stop> {
         match self {
-            Self::Context(context) => Ok(context.borrow_mut().info(path)),
+            Self::Context(context) => {
+                let info = context.borrow_mut().info(path);
+                self.check_exhausted()?;
+                Ok(info)
+            }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => {
                     if node.is_directory() && node.partial {
@@ -59,12 +73,11 @@ impl Files {
 
     pub(super) fn list(&self, path: &str) -> Result<Vec<String>, Stop> {
         match self {
-            Self::Context(context) => Ok(context
-                .borrow_mut()
-                .list(path)
-                .iter()
-                .map(|(name, _)| name.clone())
-                .collect()),
+            Self::Context(context) => {
+                let listing = context.borrow_mut().list(path);
+                self.check_exhausted()?;
+                Ok(listing.iter().map(|(name, _)| name.clone()).collect())
+            }
             Self::Tree(tree) => match tree.lookup(path) {
                 Lookup::Found(node) => Ok(node.children.keys().cloned().collect()),
                 _ => Ok(Vec::new()),
