@@ -317,4 +317,5 @@ def _fingerprint(table: pa.Table) -> str:
                 parts.append(b"none" if buffer is None else f"{buffer.size} ".encode())
                 if buffer is not None:
                     parts.append(buffer)
-    return Hasher.hash_bytes(parts)
+    digest: str = Hasher.hash_bytes(parts)
+    return digest
