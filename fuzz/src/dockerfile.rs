@@ -3,7 +3,10 @@ use harbor_trl_core::dockerfile::{
     EntryKind, IgnorePatterns, PlanOptions, Value, copy_plan, expand, match_path, parse,
     parse_ignore_file,
 };
+use std::ffi::OsString;
+use std::fs::FileType;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::LazyLock;
 
 /// A build context with every kind of entry.
@@ -38,15 +41,25 @@ static CONTEXT: LazyLock<PathBuf> = LazyLock::new(|| {
     root
 });
 
+/// What the caller of a quick plan has listed already.
+fn listing() -> Rc<Vec<(OsString, FileType)>> {
+    let entries = std::fs::read_dir(&*CONTEXT).expect("the context can be listed");
+    let named = entries.flatten().map(|entry| {
+        let kind = entry.file_type().expect("an entry has a kind");
+        (entry.file_name(), kind)
+    });
+    Rc::new(named.collect())
+}
+
 /// A Dockerfile, and after a NUL byte a `.dockerignore`.
 pub fn fuzz_plan(data: &[u8]) {
     let [dockerfile, ignore] = parts(data);
     let ignore = data.contains(&0).then_some(ignore);
     let lines = 1 + dockerfile.iter().filter(|&&byte| byte == b'\n').count();
     let parsed = parse(dockerfile);
-    let plans = [false, true].map(|skip_runs| {
+    let plans = [None, Some(listing())].map(|quick| {
         let options = PlanOptions {
-            skip_runs,
+            quick,
             ..PlanOptions::default()
         };
         copy_plan(dockerfile, ignore, &CONTEXT, &options)

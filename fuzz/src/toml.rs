@@ -1,11 +1,11 @@
 use harbor_trl_core::columns::{metadata_columns, name_column};
-use harbor_trl_core::suite::{State, Task};
-use harbor_trl_core::task::{Keys, parse};
+use harbor_trl_core::suite::{State, Suite, Task};
+use harbor_trl_core::task::Store;
 use harbor_trl_core::toml::{Document, ErrorKind, Version, normalize_newlines};
 
 /// Several documents between NUL bytes: each by itself in both versions of TOML, together as the columns of a suite.
 pub fn fuzz(data: &[u8]) {
-    let mut keys = Keys::default();
+    let mut store = Store::default();
     let mut tasks = Vec::new();
     for source in data.split(|&byte| byte == 0).take(8) {
         let lines = 1 + source
@@ -30,16 +30,16 @@ pub fn fuzz(data: &[u8]) {
                 );
             }
         }
-        let state = match parse(source, Version::V1_0, &mut keys) {
+        let state = match store.parse(source, Version::V1_0) {
             Ok(info) => {
-                for (_, value) in &info.metadata {
+                for (_, value) in store.metadata(&info).iter() {
                     value.to_json();
                 }
-                State::Read(info)
+                State::Read(0, info)
             }
             Err(refusal) => {
                 assert!((0..=lines).contains(&refusal.line), "{refusal:?}");
-                State::Refused(refusal)
+                State::Refused(Box::new(refusal))
             }
         };
         tasks.push(Task {
@@ -47,10 +47,16 @@ pub fn fuzz(data: &[u8]) {
             state,
         });
     }
-    let tasks: Vec<&Task> = tasks.iter().collect();
-    let columns = metadata_columns(&tasks).expect("any metadata makes columns");
+    let suite = Suite {
+        root: "/suite".into(),
+        tasks,
+        problems: Vec::new(),
+        stores: vec![store],
+    };
+    let tasks: Vec<&Task> = suite.tasks.iter().collect();
+    let columns = metadata_columns(&suite, &tasks).expect("any metadata makes columns");
     for (name, column) in &columns.columns {
         assert_eq!(column.len(), tasks.len(), "{name}");
     }
-    assert_eq!(name_column(&tasks).len(), tasks.len());
+    assert_eq!(name_column(&suite, &tasks).len(), tasks.len());
 }

@@ -39,7 +39,7 @@ pub fn metadata_columns(suite: &Suite, tasks: &[&Task]) -> Result<Columns, Arrow
     let mut cells: Vec<(&str, Vec<(usize, Value)>)> = Vec::new();
     // The column of each key of each store.
     let mut columns: Vec<Vec<Option<usize>>> = suite
-        .stores()
+        .stores
         .iter()
         .map(|store| vec![None; store.keys().len()])
         .collect();
@@ -47,7 +47,7 @@ pub fn metadata_columns(suite: &Suite, tasks: &[&Task]) -> Result<Columns, Arrow
         let State::Read(at, info) = &task.state else {
             continue;
         };
-        let store = &suite.stores()[*at];
+        let store = &suite.stores[*at];
         for (key, value) in store.metadata(info).numbered() {
             let column = *columns[*at][key].get_or_insert_with(|| {
                 let key = &*store.keys()[key];
@@ -106,7 +106,7 @@ pub fn metadata_columns(suite: &Suite, tasks: &[&Task]) -> Result<Columns, Arrow
 /// The tasks' names, null where they have none.
 pub fn name_column(suite: &Suite, tasks: &[&Task]) -> ArrayRef {
     let name = |task: &&Task| match &task.state {
-        State::Read(at, info) => suite.stores()[*at].name(info),
+        State::Read(at, info) => suite.stores[*at].name(info),
         _ => None,
     };
     strings(tasks.iter().map(name), tasks.len())

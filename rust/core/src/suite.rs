@@ -73,7 +73,8 @@ pub struct Suite {
     /// Ordered by path, component by component, as Python orders `Path`.
     pub tasks: Vec<Task>,
     pub problems: Vec<Problem>,
-    stores: Vec<Store>,
+    /// What the tasks say; [`State::Read`] names one of them.
+    pub stores: Vec<Store>,
 }
 
 #[derive(Debug)]
@@ -216,11 +217,6 @@ impl Suite {
         let at = self.stores.len() - 1;
         task.state = State::Read(at, self.stores[at].add(name, metadata));
         true
-    }
-
-    /// What the tasks say; [`State::Read`] names one of them.
-    pub fn stores(&self) -> &[Store] {
-        &self.stores
     }
 }
 
