@@ -26,7 +26,7 @@ from harbor_trl import HarborEnv, HarborSpec
 from harbor_trl.async_grpo import HarborAsyncGRPOTrainer
 from harbor_trl.testing import tools_of
 from tasks import make_task
-from test_harness_training import SCRIPTS
+from test_harness_training import BUILT_IN, SCRIPTS
 from tiny_model import build_model, build_tokenizer
 
 
@@ -155,7 +155,7 @@ def make_trainer(
 
 def train(directory: Path, environment_type: str) -> None:
     """Train, and write what happened to `result.json`."""
-    harnesses = ["bash"] if environment_type == "docker" else list(SCRIPTS)
+    harnesses = ["bash"] if environment_type == "docker" else BUILT_IN
     trainer, vllm, transfer = make_trainer(directory, environment_type, {name: SCRIPTS[name][:2] for name in harnesses})
     trainer.rollout_queue = Recorder(trainer.rollout_queue)
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]

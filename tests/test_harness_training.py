@@ -76,6 +76,8 @@ SCRIPTS: dict[str | type[HarborEnv], tuple[list[Step], list[Step], list[str]]] =
         ["saw two", "saw one", "42"],
     ),
 }
+#: Those that come with the package.
+BUILT_IN = [name for name in SCRIPTS if isinstance(name, str)]
 
 
 def call(step: Step) -> str:
