@@ -561,8 +561,10 @@ def test_the_tasks_own_variables_win(tmp_path):
 
 
 @contextlib.contextmanager
-def container(tmp_path: Path, image: str = BASE_IMAGE, compose: str = "", **config: Any) -> Iterator[Live]:
-    options: dict[str, Any] = {}
+def container(
+    tmp_path: Path, image: str = BASE_IMAGE, compose: str = "", options: dict[str, Any] | None = None, **config: Any
+) -> Iterator[Live]:
+    options = dict(options or {})
     if compose:
         overlay = tmp_path / "overlay.yaml"
         overlay.write_text(f"services:\n  main:\n{compose}")
@@ -601,7 +603,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path):
 
 @pytest.mark.docker
 def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
-    with container(tmp_path, compose="    pids_limit: 100\n") as sandbox:
+    with container(tmp_path, options={"max_processes": 100}) as sandbox:
         for bomb in (":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"):
             result = run(sandbox, f"echo lit; {bomb}", timeout_sec=2)
             assert result.text, result

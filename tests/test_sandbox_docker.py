@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,23 @@ def live(request: pytest.FixtureRequest, engine: None, tmp_path_factory: pytest.
     directory = tmp_path_factory.mktemp("images")
     with running(make_environment("docker", directory, dockerfile=f"FROM {request.param}\nWORKDIR /work\n")) as started:
         yield started
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("options", "compose", "limit"),
+    [
+        ({}, "", str(max(1024, 128 * (os.cpu_count() or 1)))),
+        ({"max_processes": 77}, "", "77"),
+        ({"max_processes": 77}, "services: {main: {pids_limit: 55}}\n", "55"),
+    ],
+)
+def test_processes_are_limited(engine: None, tmp_path: Path, options: dict, compose: str, limit: str) -> None:
+    files = {"docker-compose.yaml": compose} if compose else {}
+    environment = make_environment("docker", tmp_path, files=files, options=options)
+    with running(environment) as live:
+        shown = "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null; :"
+        assert live.output(shown).split() == [limit]
 
 
 @pytest.mark.docker

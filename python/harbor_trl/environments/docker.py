@@ -12,7 +12,7 @@ What differs from `harbor.environments.docker`:
   from a registry; Harbor's egress control serves all other restricted tasks.
 - `up` does not `--wait` where the image has no HEALTHCHECK to wait for, nothing is taken down that is not there, and
   the Compose plugin is called directly; a single container is spoken to without Compose at all.
-- What is copied out of a single container is bounded, in all.
+- What is copied out of a single container is bounded, in all; and so are the processes of the main container.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ENTRYPOINT_SEC = 1.0
 _KEPT_ALIVE_BY = "while :; do sleep 86400"
 _LOST = re.compile(r"no such container|is not running|is restarting", re.IGNORECASE)
 _NO_BASH = re.compile(r"\bexec: \W?bash\W?: (executable file not found|.*no such file)", re.IGNORECASE)
-_INIT_OVERLAY = Path(__file__).with_name("docker-init.yaml")
+_INIT_OVERLAY, _PROCESSES_OVERLAY = (Path(__file__).with_name(f"docker-{name}.yaml") for name in ("init", "processes"))
 
 
 class FastDockerOptions(DockerOptions):
@@ -69,6 +69,12 @@ class FastDockerOptions(DockerOptions):
     init: bool = Field(
         default=True,
         description="A PID 1 of ours in the main container; off for images that bring an init of their own.",
+    )
+    max_processes: int = Field(
+        default_factory=lambda: max(1024, 128 * (os.cpu_count() or 1)),
+        ge=16,
+        description="Processes and threads that the main container may have at once: a fork bomb would end the host. "
+        "Default: 1024, or 128 for each CPU of this machine if that is more.",
     )
 
 
@@ -136,9 +142,19 @@ class FastDockerEnvironment(DockerEnvironment):
             # Before the task's own files, which may say otherwise.
             base = self._DOCKER_COMPOSE_PREBUILT_PATH if self._use_prebuilt else self._DOCKER_COMPOSE_BUILD_PATH
             paths.insert(paths.index(base) + 1, _INIT_OVERLAY)
+        if not self._is_windows_container and not any(
+            "pids" in path.read_text() for path in self._user_compose_paths()
+        ):
+            # Compose refuses a second way of saying it.
+            paths.append(_PROCESSES_OVERLAY)
         if self._is_unplugged:
             paths.append(COMPOSE_NO_NETWORK_PATH)
         return paths
+
+    @override
+    def _compose_infra_env_vars(self) -> dict[str, str]:
+        variables: dict[str, str] = super()._compose_infra_env_vars()
+        return {**variables, "HARBOR_TRL_MAX_PROCESSES": str(self.options.max_processes)}
 
     @override
     async def start(self, force_build: bool) -> None:
