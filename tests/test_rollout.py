@@ -166,6 +166,7 @@ def test_reset_without_task_dir_is_a_value_error():
         pytest.param(write_reward("good"), FailureKind.REWARD_INVALID, id="no number"),
         pytest.param(write_reward("nan"), FailureKind.REWARD_INVALID, id="not a number"),
         pytest.param(write_reward("inf"), FailureKind.REWARD_INVALID, id="infinite"),
+        pytest.param(write_reward("-1e308"), FailureKind.REWARD_INVALID, id="infinite for the trainer"),
         pytest.param(write_reward('{"reward": "1"}', "reward.json"), FailureKind.REWARD_INVALID, id="text in json"),
         pytest.param(write_reward('{"reward": ', "reward.json"), FailureKind.REWARD_INVALID, id="broken json"),
         pytest.param(write_reward("[1]", "reward.json"), FailureKind.REWARD_INVALID, id="json list"),
@@ -311,6 +312,15 @@ def test_a_task_that_harbor_refuses_is_masked(tmp_path, options):
     assert "cannot be read" in text
     assert env.reward is None
     assert env._failure.kind is FailureKind.TASK_REFUSED
+
+
+def test_a_killed_launcher_is_no_policys_doing(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("echo -n 42 > /workdir/answer.txt")
+    env._env._sandbox.launcher._process.kill()
+    assert env.reward is None
+    assert env._failure.kind is FailureKind.BACKEND_DOWN
 
 
 def test_a_backend_that_is_down_for_others_too_is_masked(tmp_path, options):

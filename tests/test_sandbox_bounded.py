@@ -166,8 +166,10 @@ def test_threads_left_in_the_background_are_killed_and_named(live: Live) -> None
     assert host_processes("4343434") == []
 
 
-def test_a_memory_kill_is_said_with_the_output_so_far(live: Live) -> None:
-    hogs = "for n in 1 2 3 4; do python3 -c 'x = bytearray(100 << 20); import time; time.sleep(60)' & done"
+@pytest.mark.parametrize("name", ["hog", "RssAnon:0kB", "RssAnon:x"])
+def test_a_memory_kill_is_said_with_the_output_so_far(live: Live, name: str) -> None:
+    named = f"open('/proc/self/comm', 'w').write('{name}')"
+    hogs = f'for n in 1 2 3 4; do python3 -c "{named}; x = bytearray(100 << 20); import time; time.sleep(60)" & done'
     result = run(live, f"echo before; {hogs}; wait", timeout_sec=60)
     assert re.fullmatch(
         r"before\n\(rc=137\)\n\[killed by SIGKILL\]\n"

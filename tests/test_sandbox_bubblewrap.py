@@ -22,6 +22,7 @@ from harbor.models.task.config import NetworkMode
 
 from harbor_trl.environments import _sandbox
 from harbor_trl.errors import SandboxUnavailableError, UnsupportedTaskError
+from harbor_trl.execution import run_command
 from sandbox_support import Live, host_processes, make_environment, require, run_as_nobody, running
 
 LIMITS = {"memory_mb": 256, "storage_mb": 32, "max_processes": 64, "max_output_bytes": 100_000}
@@ -112,7 +113,7 @@ def test_only_processes_of_the_sandbox_are_visible(live: Live) -> None:
 
 
 def test_usr_is_writable_inside_and_untouched_outside(live: Live) -> None:
-    if not live.environment._sandbox._launcher.overlay:
+    if not live.environment._sandbox.launcher.overlay:
         pytest.skip("no overlayfs for ordinary users here: /usr is read-only")
     name = f"harbor-trl-{os.getpid()}"
     assert live.output(f"echo 'echo ran' > /usr/local/bin/{name}; chmod +x /usr/local/bin/{name}; {name}") == "ran"
@@ -300,6 +301,10 @@ def test_a_sandbox_whose_files_of_users_lie_still_answers(tmp_path: Path) -> Non
         live.output("rm /etc/passwd /etc/group; ln -s /dev/zero /etc/group")
         assert live.output("id -u", timeout_sec=30) == "0"
         assert live.output("id -u; echo $HOME", user="root", timeout_sec=30) == "0\n/root"
+        for group in ("abc", "²", "99999999999"):
+            live.output(f"echo 'root:x:0:{group}::/root:/bin/bash' >/etc/passwd")
+            bounded = live.wait(run_command(live.environment, "seq 1 50000; id -g"))
+            assert bounded.text.endswith("50000\n0\n"), bounded
 
 
 KEYRING = """
@@ -668,7 +673,7 @@ def parent(pid: int) -> int:
 
 def test_a_killed_launcher_ends_its_sandboxes_and_the_next_start_works(tmp_path: Path) -> None:
     with running(make_environment("bubblewrap", tmp_path / "1")) as live:
-        launcher = live.environment._sandbox._launcher
+        launcher = live.environment._sandbox.launcher
         launcher._process.kill()
         launcher._process.wait()
         with pytest.raises(RuntimeError, match="gone"):

@@ -51,5 +51,6 @@ unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
 if [ -x .venv/bin/python ] && is_python .venv/bin/python; then
     python=.venv/bin/python
 fi
+[ -x .venv/bin/python ] || echo "harbor-trl: installing the locked dependencies (some gigabytes) and building the package: some minutes" >&2
 "$uv" sync --quiet --locked --no-python-downloads --python "$python" --extra dev --extra quickstart ||
     fail "the locked dependencies could not be installed, or the package not built (see above)"

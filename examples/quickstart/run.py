@@ -143,6 +143,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     args.output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     spec = HarborSpec(args.suite, environment_type=args.environment, trials_dir=args.output / "trials")
+    print("recording attempts at the tasks, and warming the policy up on them: about a minute", flush=True)
     model, tokenizer, shown = prepare(spec, args.output, seed=args.seed, steps=args.warm_up)
     print(
         f"{len(spec.train_dataset)} tasks in {args.environment} sandboxes; a Qwen3 of {model.num_parameters():,} "

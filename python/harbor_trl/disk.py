@@ -30,10 +30,11 @@ def full_directory(trial_dir: Path) -> Path | None:
 
 
 def _is_full(directory: Path) -> bool:
-    # Asking for the space itself also knows quotas and what is reserved for root; statvfs doesn't.
+    # Taking the space also knows quotas and what is reserved for root; statvfs doesn't.
     try:
         with tempfile.TemporaryFile(dir=directory, prefix="harbor-trl-") as file:
-            os.posix_fallocate(file.fileno(), 0, _NEEDED_BYTES)
+            file.write(bytes(_NEEDED_BYTES))
+            file.flush()
     except OSError as error:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return False

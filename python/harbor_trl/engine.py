@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401  registers what it does at exit before we do
 import contextlib
 import logging
 import os

@@ -598,7 +598,8 @@ def _explained(api: HfApi, repo_id: str, revision: str | None, home: Path) -> It
         ) from error
     except httpx2.TransportError as error:
         raise HubError(
-            f"{api.endpoint} cannot be reached ({_brief(error)}), and {copy}: check the network, then run again"
+            f"{api.endpoint} cannot be reached ({_brief(error)}), and {copy}: check the network, then run again "
+            f"(nor is there a local directory {repo_id!r})"
         ) from error
     except ValueError as error:
         raise HubError(

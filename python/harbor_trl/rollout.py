@@ -268,6 +268,8 @@ _MAX_REWARD_BYTES = 1 << 20
 _KEYLESS_VERDICTS = 4
 # What a sandbox may write where its task doesn't say; no backend enforces it on Docker's disks.
 _STORAGE_MB = 1024
+# TRL computes with float32, where more is infinite and makes every advantage of its group NaN.
+_MAX_REWARD = 3.4028234e38
 # How often a verifying trial is asked whether its reward is known: Harbor has no event between reward and stop.
 _POLL_SEC = 0.01
 
@@ -638,6 +640,8 @@ class Rollout:
         key = self.options.reward_key
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
+        if key in details and not abs(details[key]) <= _MAX_REWARD:
+            return Outcome.failed(FailureKind.REWARD_INVALID, f"the reward {details[key]} is not finite as a float32")
         if key in details:
             _keys_seen.add(self.options.reward_key)
             return Outcome(details[key], details)

@@ -326,7 +326,7 @@ class Sandbox:
     """The trainer's end of one sandbox: everything goes over one socket to its PID 1."""
 
     def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self.many_users = launcher.many_users
         self.path = launcher.path
         self.pid = 0
@@ -382,7 +382,7 @@ class Sandbox:
         self._loop.add_reader(ours, self._hear)
         try:
             with theirs:
-                await self._launcher.send(request, theirs.fileno(), errors)
+                await self.launcher.send(request, theirs.fileno(), errors)
         finally:
             os.close(errors)
         with _memory_file(boot) as file:

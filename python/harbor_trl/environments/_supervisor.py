@@ -89,33 +89,39 @@ class UnknownUser(Exception):
     pass
 
 
+def is_number(text: str) -> bool:
+    """Whether `text` is a user's or group's number: a policy may have written these files."""
+    return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 1 << 31
+
+
 def find_user(user: str) -> tuple[int, int, list[int], str]:
     """(uid, gid, groups, home) of `user`: a name, an id, or either with `:group`, as in a Dockerfile's USER."""
     name, _, group = str(user).partition(":")
     uid, gid, home = -1, 0, "/"
     for record in records("/etc/passwd"):
-        if len(record) >= 6 and (record[0] == name or record[2] == name) and record[2].isdigit():
-            name, uid, gid, home = record[0], int(record[2]), int(record[3]), record[5]
+        if len(record) >= 6 and (record[0] == name or record[2] == name) and is_number(record[2]):
+            name, uid, home = record[0], int(record[2]), record[5]
+            gid = int(record[3]) if is_number(record[3]) else 0
             break
     if uid < 0 and name == "root":
         uid, home = 0, "/root"
     elif uid < 0:
-        if not name.isdigit():
+        if not is_number(name):
             raise UnknownUser(f"unable to find user {name}: no matching entries in passwd file")
         uid = int(name)
     if group:
         for record in records("/etc/group"):
-            if record[0] == group or record[2] == group:
+            if (record[0] == group or record[2] == group) and is_number(record[2]):
                 gid = int(record[2])
                 break
         else:
-            if not group.isdigit():
+            if not is_number(group):
                 raise UnknownUser(f"unable to find group {group}: no matching entries in group file")
             gid = int(group)
     groups = [gid]
     if not group:
         for record in records("/etc/group"):
-            if len(record) >= 4 and name in record[3].split(",") and record[2].isdigit():
+            if len(record) >= 4 and name in record[3].split(",") and is_number(record[2]):
                 groups.append(int(record[2]))
     return uid, gid, groups, home or "/"
 
@@ -196,7 +202,8 @@ def memory_used() -> int:
                     text = file.read()
             except OSError:
                 continue
-            for key in (b"RssAnon:", b"RssShmem:"):
+            # At the beginning of a line: the first line holds a name that the process chose.
+            for key in (b"\nRssAnon:", b"\nRssShmem:"):
                 at = text.find(key)
                 if at >= 0:
                     total += int(text[at + len(key) : text.index(b"kB", at)]) * 1024

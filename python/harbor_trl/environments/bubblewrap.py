@@ -224,6 +224,11 @@ class BubblewrapEnvironment(BaseEnvironment):
         if self._sandbox is not None:
             await self._sandbox.stop()
 
+    @property
+    def launcher_is_alive(self) -> bool:
+        """Whether the process that this sandbox was forked from lives; no policy can reach it."""
+        return self._sandbox is None or self._sandbox.launcher.alive()
+
     def _live(self) -> Sandbox:
         if self._sandbox is None:
             raise RuntimeError("The sandbox has not been started.")

@@ -23,8 +23,8 @@ async def backend_is_up(environment: BaseEnvironment, peers: Sequence[BaseEnviro
         starts_fail: Whether the latest starts on this backend failed.
     """
     kind = environment.type()
-    if kind == "bubblewrap":  # the backend is this kernel
-        return True
+    if kind == "bubblewrap":  # the backend is this kernel, and the process that sandboxes are forked from
+        return bool(getattr(environment, "launcher_is_alive", True))
     if kind in ("docker", "podman"):
         return await _engine_answers(kind)
     answers = await asyncio.gather(*(_answers(peer) for peer in peers[:_MAX_PEERS]))
