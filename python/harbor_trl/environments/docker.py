@@ -57,7 +57,7 @@ _MAX_FILE_BYTES = 1 << 30
 _MAX_COPY_ENTRIES = 200_000
 #: How long an image's own ENTRYPOINT may take to run what it was given, or to end.
 _ENTRYPOINT_SEC = 1.0
-_KEPT_ALIVE_BY = "while :; do sleep 86400"
+_KEPT_ALIVE_BY = ("sh -c trap", "sleep infinity", "tail -f /dev/null")
 _LOST = re.compile(r"no such container|is not running|is restarting", re.IGNORECASE)
 _NO_BASH = re.compile(r"\bexec: \W?bash\W?: (executable file not found|.*no such file)", re.IGNORECASE)
 _INIT_OVERLAY, _PROCESSES_OVERLAY = (Path(__file__).with_name(f"docker-{name}.yaml") for name in ("init", "processes"))
@@ -216,8 +216,10 @@ class FastDockerEnvironment(DockerEnvironment):
         """Wait until the image's ENTRYPOINT has become, or started, the command that keeps the container alive."""
         deadline = time.monotonic() + _ENTRYPOINT_SEC
         while time.monotonic() < deadline:
-            code, output = await self._engine("top", self._container, check=False)
-            if code or _KEPT_ALIVE_BY in output or "sleep infinity" in output:
+            code, output = await self._engine("top", self._container, "-eo", "pid,args", check=False)
+            # Its own process: an ENTRYPOINT has it among its arguments, too.
+            commands = [line.strip().partition(" ")[2].lstrip() for line in output.splitlines()]
+            if code or any(command.startswith(_KEPT_ALIVE_BY) for command in commands):
                 break
             await asyncio.sleep(0.1)
         code, output = await self._engine("inspect", "-f", "{{.State.Running}}", self._container, check=False)
