@@ -16,8 +16,9 @@ hypothesis.settings.register_profile("ci", max_examples=200, deadline=None)
 hypothesis.settings.register_profile("deep", max_examples=10_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
-# A test run started in the background by a shell ignores SIGINT, and so would the processes that tests interrupt.
+# A run that a shell started in the background ignores SIGINT, one under nohup SIGHUP, and so would the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Made by tools/docker_test_images.sh.
 BASE_IMAGE = "debian:bookworm-slim"
