@@ -16,7 +16,7 @@ hypothesis.settings.register_profile("ci", max_examples=200, deadline=None)
 hypothesis.settings.register_profile("deep", max_examples=10_000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
-# A run that a shell started in the background ignores SIGINT, one under nohup SIGHUP, and so would the tests' processes.
+# A run in the background of a shell ignores SIGINT, one under nohup SIGHUP, and so would the processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
