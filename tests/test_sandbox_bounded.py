@@ -125,7 +125,7 @@ def test_a_cancelled_command_is_killed(live: Live) -> None:
 
 
 def test_a_sandbox_without_bash_uses_sh_and_without_either_says_so(live: Live) -> None:
-    if not live.environment._sandbox._launcher.overlay:
+    if not live.environment._sandbox.launcher.overlay:
         pytest.skip("no overlayfs for ordinary users here: /usr is read-only")
     assert run(live, "rm /bin/bash; echo begun").text == "begun\n"
     assert run(live, "echo $0").text == "sh\n"

@@ -431,7 +431,7 @@ time.sleep(60)'"""
 
 @pytest.mark.parametrize("where", ["/tmp", "/", "/usr/local", "/dev/shm", "/var/tmp"])
 def test_all_that_a_sandbox_writes_is_bounded(small: Live, where: str) -> None:
-    if where == "/usr/local" and not small.environment._sandbox._launcher.overlay:
+    if where == "/usr/local" and not small.environment._sandbox.launcher.overlay:
         pytest.skip("no overlayfs for ordinary users here: /usr is read-only")
     small.exec(f"cd {where}; for n in 1 2 3 4; do head -c 20000000 /dev/zero > big$n; done")
     assert int(small.output(f"du -cb {where}/big* | tail -1").split()[0]) <= 64 * 1024 * 1024
@@ -506,7 +506,7 @@ async def main():
     await environment.start(force_build=False)
     for command in ("python3 -c 'import json, ssl; print(6 * 7)'", "echo > /usr/local/x && echo writable"):
         print((await environment.exec(command)).stdout)
-    print(environment._sandbox._launcher.overlay)
+    print(environment._sandbox.launcher.overlay)
     await environment.stop(delete=True)
 
 asyncio.run(main())
