@@ -168,7 +168,7 @@ def find_builder() -> Builder | None:
     if version.returncode:
         return None
     major = int(version.stdout.split(".")[0] or 0)
-    # An engine's built-in frontend has heredocs, --link and today's --chmod (set-id bits, parents) as of 23; --exclude,
-    # --parents and symbolic modes came far later.
-    features = {"heredoc", "link", "chmod"} if major >= 23 else set()
+    # An engine's built-in frontend has heredocs and --link as of 23; --exclude, --parents and symbolic modes came far
+    # later, as did a --chmod that the directories get which the copy makes (BuildKit 0.21).
+    features = {"heredoc", "link", "chmod"} if major >= 29 else {"heredoc", "link"} if major >= 23 else set()
     return Builder((buildx,), frozenset(features))
