@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,6 +251,69 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
     assert places == [("t1", "Dockerfile", 3, 6), ("t3", "task.toml", 2, 1), ("t4", "task.toml", 1, 5)]
     # Only a question of the task itself, not of what is worth a warning.
     assert len(HarborSpec(suite, indices=[2]).train_dataset) == 1
+
+
+#: Tasks that a bubblewrap sandbox refuses, and what is said about them.
+REFUSED = {
+    "compose": ({"files": {"environment/docker-compose.yaml": "services: {}\n"}}, "compose.yaml: .* runs none"),
+    "gpu": ({"toml": "[environment]\ngpus = 1\n"}, r"gpu/task.toml:2:1: .*GPU"),
+    "image": ({"toml": "[environment]\ndocker_image = 'x'\n"}, r"image/task.toml:2:1: .* runs none"),
+    "net": ({"toml": "[environment]\nnetwork_mode = 'allowlist'\n"}, r"net/task.toml:2:1: .*'allowlist'"),
+    "other": ({"dockerfile": "FROM alpine\n"}, r"other/environment/Dockerfile:1: FROM alpine: .*accept_images"),
+    "run": ({"dockerfile": "FROM debian\nRUN make\n"}, r"run/environment/Dockerfile:2: RUN is not supported"),
+    "user": ({"toml": "[agent]\nuser = 'app'\n"}, r"user/task.toml: \[agent\].user = 'app': no user 'app'"),
+}
+
+
+def test_tasks_that_the_backend_refuses_are_broken_tasks(tmp_path: Path) -> None:
+    for name, (options, _) in REFUSED.items():
+        make_task(tmp_path / name, **options)
+    make_task(tmp_path / "fine")
+    for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
+        spec = HarborSpec(tmp_path, environment_type="bubblewrap")
+        getattr(spec, first)
+        with pytest.raises(SuiteError, match="7 of 8 tasks cannot be used") as caught:
+            getattr(spec, second)
+        for line, (_, message) in zip(str(caught.value).splitlines()[1:], REFUSED.values(), strict=True):
+            assert re.search(message, line)
+    spec = HarborSpec(tmp_path, environment_type="bubblewrap", on_invalid="skip")
+    with pytest.warns(UserWarning, match="7 of 8 tasks cannot be used") as warned:
+        assert spec.train_dataset["task_id"][:] == ["fine"]
+    _ = spec.environment_factory
+    assert len(warned) == 1
+    assert [task.task_id for task in spec.broken_tasks] == [*REFUSED]
+
+
+def test_options_decide_what_the_backend_refuses(tmp_path: Path) -> None:
+    for name in ("gpu", "other", "run"):
+        make_task(tmp_path / name, **REFUSED[name][0])
+    for options, refused in [
+        ({"kwargs": {"accept_images": ["alpine"]}}, ["gpu", "run"]),
+        ({"override_gpus": 0}, ["other", "run"]),
+        ({"mounts": [{"type": "bind", "source": "/tmp", "target": "/x"}]}, ["gpu", "other", "run"]),
+    ]:
+        spec = HarborSpec(tmp_path, environment_type="bubblewrap", environment_kwargs=options)
+        _ = spec.train_dataset
+        with pytest.raises(SuiteError) as caught:
+            _ = spec.environment_factory
+        assert re.findall(rf"^  {tmp_path}/(\w+)/", str(caught.value), re.M) == refused
+
+
+def test_a_backend_of_your_own_is_asked_about_what_it_lacks_and_about_one_other_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harbor_trl import verdict
+
+    asked = []
+    ask = verdict.trial_refusal
+    monkeypatch.setattr(verdict, "trial_refusal", lambda path, *rest: (asked.append(path.name), ask(path, *rest))[1])
+    for name in ("a", "b", "gpu", "z"):
+        make_task(tmp_path / name, **REFUSED.get(name, ({},))[0])
+    spec = HarborSpec(tmp_path, environment_type="harbor_trl.environments.bubblewrap:BubblewrapEnvironment")
+    _ = spec.environment_factory
+    with pytest.raises(SuiteError, match=r"1 of 4 tasks(.|\n)*gpu/task.toml:2:1: .*does not support GPU"):
+        _ = spec.train_dataset
+    assert asked == ["a", "gpu"]
 
 
 def test_only_chosen_tasks_need_to_be_valid(tmp_path: Path) -> None:

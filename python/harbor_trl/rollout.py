@@ -395,17 +395,17 @@ class Rollout:
             result = await asyncio.get_running_loop().create_task(call, context=self._context)
             if result.broken:  # once may be a passing shortage
                 if (await run_command(environment, "true", timeout_sec=10)).broken:
-                    self._beyond_use = f"it can run no command any more: {_one_line(result.text)}"
+                    self._beyond_use = f"it can run no command any more: {one_line(result.text)}"
             else:
                 self.backend.answered = time.monotonic()
         except SandboxNotAnsweringError as error:
-            self._beyond_use = _one_line(error)
+            self._beyond_use = one_line(error)
             return f"[the sandbox does not answer any more: {self._beyond_use}]"
         except Exception as error:
-            logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
+            logger.info("%s: a command failed in the sandbox: %s", self.id, one_line(error))
             if self._outcome.done():
                 return self.dead_text()
-            return f"[the sandbox did not answer: {_one_line(error)}]"
+            return f"[the sandbox did not answer: {one_line(error)}]"
         finally:
             self._tool_seconds += time.monotonic() - started
         return result.text
@@ -503,16 +503,12 @@ class Rollout:
         return self.options.start_timeout or 600.0
 
     def _config(self) -> TrialConfig:
-        return TrialConfig(
-            task=TaskConfig(path=self.task_dir),
-            trial_name=self.id,
-            trials_dir=self.trial_dir.parent,
-            agent=AgentConfig(
-                import_path="harbor_trl.agent:PolicyAgent",
-                override_timeout_sec=_NO_TIMEOUT_SEC,
-                kwargs={"rollout_id": self.id},
-            ),
-            environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
+        return trial_config(
+            self.task_dir,
+            self.environment_type,
+            self.options.environment_kwargs,
+            trial_dir=self.trial_dir,
+            rollout_id=self.id,
         )
 
     def _repair_copies_at_start(self, trial: Trial) -> None:
@@ -584,12 +580,12 @@ class Rollout:
         return await self._failed(FailureKind.REWARD_MISSING, "the verifier gave no reward")
 
     async def _judge_exception(self, info: ExceptionInfo) -> Outcome:
-        message = f"{info.exception_type}: {_one_line(info.exception_message)}"
+        message = f"{info.exception_type}: {one_line(info.exception_message)}"
         kind = _VERIFIER_KINDS.get(info.exception_type)
         return await self._failed(kind, message)
 
     async def _judge_error(self, error: Exception) -> Outcome:
-        return await self._failed(None, f"{type(error).__name__}: {_one_line(error)}")
+        return await self._failed(None, f"{type(error).__name__}: {one_line(error)}")
 
     async def _failed(self, kind: FailureKind | None, message: str) -> Outcome:
         """What a failure means, whatever its text: who can have caused it decides."""
@@ -776,9 +772,32 @@ def _safe_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-") or "task"
 
 
-def _one_line(error: BaseException | str) -> str:
+def one_line(error: BaseException | str) -> str:
+    """A message for a table or a log: no line breaks, 500 characters at most."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 500 else f"{text[:240]} ... {text[-240:]}"
+
+
+def trial_config(
+    task_dir: Path,
+    environment_type: str,
+    environment_kwargs: Mapping[str, Any],
+    *,
+    trial_dir: Path,
+    rollout_id: str | None,
+) -> TrialConfig:
+    """The trial that a rollout of a task is; without `rollout_id` one that can be created, but not run."""
+    return TrialConfig(
+        task=TaskConfig(path=task_dir),
+        trial_name=trial_dir.name,
+        trials_dir=trial_dir.parent,
+        agent=AgentConfig(
+            import_path="harbor_trl.agent:PolicyAgent",
+            override_timeout_sec=_NO_TIMEOUT_SEC,
+            kwargs={"rollout_id": rollout_id},
+        ),
+        environment=EnvironmentConfig(**environment_for(environment_type, environment_kwargs)),
+    )
 
 
 def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> None:

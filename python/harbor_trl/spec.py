@@ -55,9 +55,9 @@ class HarborSpec:
         num_tasks: Take the first so many tasks. Default: all.
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
-        on_invalid: What to do about tasks that can never give a reward, because Harbor refuses them or their image
-            cannot be built (the errors of `harbor_trl.check`): `"raise"` an error that lists them, or `"skip"` them
-            with one warning.
+        on_invalid: What to do about tasks that can never give a reward, because Harbor or the backend refuses them or
+            their image cannot be built (the errors of `harbor_trl.check`, and what the backend lacks): `"raise"` an
+            error that lists them, or `"skip"` them with one warning.
         revision: Branch, tag or commit of a hub repo.
         environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
         reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
@@ -145,7 +145,7 @@ class HarborSpec:
         `reward_mode`, `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
 
         A run needs this and `environment_factory`; whichever is read second also refuses tasks that can never give a
-        reward, which `harbor_trl.check` calls errors. `on_invalid="skip"` leaves them out here.
+        reward on this backend. `on_invalid="skip"` leaves them out here.
         """
         from datasets import Dataset
         from datasets.table import InMemoryTable
@@ -200,7 +200,7 @@ class HarborSpec:
         tasks = suite.tasks(positions)
         # One error that lists all: broken TOML is known by now, the rest costs more and otherwise waits for the run.
         if tasks.broken or self._on_invalid == "skip":
-            tasks = usable_tasks(suite, positions, self._environment_type)
+            tasks = usable_tasks(suite, positions, *self._backend)
         if problems := suite.problems:
             logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
         if tasks.json_columns and self._include_metadata:
@@ -227,15 +227,22 @@ class HarborSpec:
         suite, _ = self._suite
         return SuiteError(
             f"{suite.root}: {prefix}{len(broken)} of {_count(len(suite), 'task')} cannot be used "
-            f"(on_invalid='skip' leaves them out; harbor-trl check finds all that is wrong):\n{listed(broken)}"
+            "(on_invalid='skip' leaves them out; "
+            f"harbor-trl check --backend {self._environment_type} finds all that is wrong):\n{listed(broken)}"
         )
+
+    @property
+    def _backend(self) -> tuple[str, Mapping[str, Any]]:
+        return self._environment_type, self._options.environment_kwargs
 
     def _refuse_unusable(self) -> None:
         """Costs several times what reading the suite does, so that is left to when a run is about to begin."""
         from harbor_trl.checks import unusable_tasks
 
         suite, positions = self._suite
-        if self._on_invalid == "raise" and (unusable := unusable_tasks(suite, positions, self._environment_type)):
+        if self._on_invalid == "raise" and (
+            unusable := unusable_tasks(suite, positions, self._environment_type, self._options.environment_kwargs)
+        ):
             raise self._refusal(list(unusable.values()))
 
     @cached_property

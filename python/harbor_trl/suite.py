@@ -89,7 +89,7 @@ class BrokenTask(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        where = f":{self.line}:{self.column}" if self.line else ""
+        where = "".join(f":{number}" for number in (self.line, self.column) if number)
         return f"{printable(os.fspath(self.file))}{where}: {self.reason}"
 
 
