@@ -261,6 +261,7 @@ REFUSED = {
     "net": ({"toml": "[environment]\nnetwork_mode = 'allowlist'\n"}, r"net/task.toml:2:1: .*'allowlist'"),
     "other": ({"dockerfile": "FROM alpine\n"}, r"other/environment/Dockerfile:1: FROM alpine: .*accept_images"),
     "run": ({"dockerfile": "FROM debian\nRUN make\n"}, r"run/environment/Dockerfile:2: RUN is not supported"),
+    "token": ({"toml": "[verifier]\nenv = {A = '${NOT_SET_HERE}'}\n"}, r"token/task.toml:2:8: .*NOT_SET_HERE"),
     "user": ({"toml": "[agent]\nuser = 'app'\n"}, r"user/task.toml: \[agent\].user = 'app': no user 'app'"),
 }
 
@@ -272,12 +273,12 @@ def test_tasks_that_the_backend_refuses_are_broken_tasks(tmp_path: Path) -> None
     for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
         spec = HarborSpec(tmp_path, environment_type="bubblewrap")
         getattr(spec, first)
-        with pytest.raises(SuiteError, match="7 of 8 tasks cannot be used") as caught:
+        with pytest.raises(SuiteError, match="8 of 9 tasks cannot be used") as caught:
             getattr(spec, second)
         for line, (_, message) in zip(str(caught.value).splitlines()[1:], REFUSED.values(), strict=True):
             assert re.search(message, line)
     spec = HarborSpec(tmp_path, environment_type="bubblewrap", on_invalid="skip")
-    with pytest.warns(UserWarning, match="7 of 8 tasks cannot be used") as warned:
+    with pytest.warns(UserWarning, match="8 of 9 tasks cannot be used") as warned:
         assert spec.train_dataset["task_id"][:] == ["fine"]
     _ = spec.environment_factory
     assert len(warned) == 1

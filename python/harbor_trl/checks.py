@@ -78,6 +78,9 @@ CODES: dict[str, Code] = {
     "needs-compose": Code("warning", "Use a backend that runs compose services, such as docker."),
     "needs-image": Code("warning", "Use a backend that runs images, such as docker."),
     "needs-network-policy": Code("warning", "Use a backend that can restrict the network as the task asks."),
+    "needs-variable": Code(
+        "warning", "Set the variable where the tasks are to run, or give it a default: ${NAME:-...}."
+    ),
     "backend-refuses": Code("warning", "Use another backend for this task, such as docker."),
     "suite-tree": Code("warning", "Repair or remove it if tasks are missing from the suite."),
 }
@@ -177,7 +180,8 @@ def errors_of(
     Args:
         suite: The suite.
         positions: Which of its tasks; repeats do not matter.
-        backend: As for `check`. Tasks that it refuses count too; one that cannot run on this machine is not asked.
+        backend: As for `check`. Tasks count too that it refuses, or that this machine lacks a variable for; one that
+            cannot run on this machine is not asked.
         environment_kwargs: Its options.
     """
     refusals = None if backend is None else _Refusals(backend, environment_kwargs or {})
@@ -186,7 +190,8 @@ def errors_of(
     for position, findings, _ in _checked(suite, sorted(set(positions)), lacks, only_errors=True):
         error = next((finding for finding in findings if finding.severity == "error"), None)
         if error is None and refusals is not None:
-            error = refusals.of(suite, position, findings)
+            error = next((finding for finding in findings if finding.code == "needs-variable"), None)
+            error = error or refusals.of(suite, position, findings)
         if error is not None:
             errors[position] = error
     return errors
@@ -333,6 +338,10 @@ def _explained(root: Path, path: str, found: Iterable[tuple[str, str, int, int, 
                 ask = True
                 continue
             message, line, column = verdict.reason, verdict.line or 0, verdict.column or 0
+        elif code == "needs-variable":
+            if message in os.environ:
+                continue
+            message = f"needs the environment variable {message}, which is not set on this machine"
         elif code == "copy-missing":
             code, message = _why_missing(task_dir, message)
         yield _finding(task_id, code, _path(task_dir, file), line, column, message)
