@@ -405,6 +405,22 @@ def test_the_options_in_the_readme_run_a_rollout(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agent": "bsh"}, "Did you mean 'bash'?"),
+        ({"agent": "Terminal-Notes"}, "Did you mean 'terminal_notes'?"),
+        ({"agent": "my/harness.py"}, "Did you mean 'my/harness.py:Class'"),
+        ({"agent": "my.harness.Mine"}, "Did you mean 'my.harness:Mine'?"),
+        ({"on_invalid": "skpi"}, "'raise' or 'skip'. Did you mean 'skip'?"),
+        ({"keep_trials": "fail"}, "'failed', 'all' or 'none'. Did you mean 'failed'?"),
+    ],
+)
+def test_a_slip_of_the_pen_is_told_what_was_meant(suite: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        HarborSpec(suite, **options)
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"max_sandboxes": 0},
@@ -422,13 +438,17 @@ def test_options_out_of_range_are_refused_at_once(suite: Path, option: dict[str,
 # --- mistakes in the configuration, found when a trainer is built
 
 WRONG = [
-    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "Unknown environment_type 'bublewrap'.*bubblewrap"),
+    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "'bublewrap'. Did you mean 'bubblewrap'?.* modal,"),
+    pytest.param({"environment_type": "Docker"}, RuntimeError, "Did you mean 'docker'?"),
     pytest.param({"environment_type": "no.such.module:Class"}, RuntimeError, "no.such.module"),
     pytest.param({"environment_type": "e2b"}, RuntimeError, "environment_type='e2b' cannot be used here"),
     pytest.param({"environment_kwargs": {"memory_mb": 64}}, ValueError, "memory_mb.*'kwargs'"),
+    pytest.param({"environment_kwargs": {"kwarg": {}}}, ValueError, "Did you mean 'kwargs'?"),
     pytest.param({"environment_kwargs": {"override_cpus": "all"}}, ValueError, "environment_kwargs.*override_cpus"),
-    pytest.param({"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, RuntimeError, "memory_gb"),
-    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, RuntimeError, "memory_mb"),
+    pytest.param(
+        {"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, ValueError, "memory_gb.*Did you mean 'memory_mb'"
+    ),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, ValueError, "memory_mb: .* greater than 0"),
     pytest.param({"trials_dir": __file__ + "/trials"}, ValueError, "is no directory"),
     pytest.param({"agent": "no.such.module:Class"}, ValueError, "no.such.module"),
 ]

@@ -9,19 +9,19 @@ Harbor's own verdict: where the answer is not plain, Harbor is asked. A warning 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from harbor_trl import _native
 from harbor_trl.errors import SandboxUnavailableError, SuiteError, UnsupportedTaskError
-from harbor_trl.suite import BrokenTask, Suite, TaskTable, open_suite, printable, read_with_tomllib
+from harbor_trl.suite import BrokenTask, Progress, Suite, TaskTable, open_suite, printable, read_with_tomllib
 from harbor_trl.suite import Refusal as TomlRefusal
 
 #: Tasks that are checked between two looks at what was found.
@@ -187,13 +187,17 @@ def errors_of(
     refusals = None if backend is None else _Refusals(backend, environment_kwargs or {})
     lacks = [] if refusals is None else refusals.lacks
     errors = {}
-    for position, findings, _ in _checked(suite, sorted(set(positions)), lacks, only_errors=True):
-        error = next((finding for finding in findings if finding.severity == "error"), None)
-        if error is None and refusals is not None:
-            error = next((finding for finding in findings if finding.code == "needs-variable"), None)
-            error = error or refusals.of(suite, position, findings)
-        if error is not None:
-            errors[position] = error
+    with Progress("Checking tasks", enabled=suite.shows_progress) as bar:
+        found = _checked(
+            suite, sorted(set(positions)), lacks, only_errors=True, progress=functools.partial(bar.read, 0)
+        )
+        for position, findings, _ in found:
+            error = next((finding for finding in findings if finding.severity == "error"), None)
+            if error is None and refusals is not None:
+                error = next((finding for finding in findings if finding.code == "needs-variable"), None)
+                error = error or refusals.of(suite, position, findings)
+            if error is not None:
+                errors[position] = error
     return errors
 
 
@@ -240,7 +244,7 @@ class _Refusals:
             return replace(needs[0], message=f"{needs[0].message}: {printable(message)}")
         return _finding(printable(path) or ".", "backend-refuses", _path(suite.root, path), 0, 0, message)
 
-    @cached_property
+    @functools.cached_property
     def _is_here(self) -> bool:
         from harbor_trl.rollout import preflight
 
@@ -250,7 +254,7 @@ class _Refusals:
             return False
         return True
 
-    @cached_property
+    @functools.cached_property
     def _many_users(self) -> bool:
         from harbor_trl.environments._sandbox import current_launcher
 

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+KeepTrials = Literal["failed", "all", "none"]
+
+
+def did_you_mean(given: object, possible: Iterable[str]) -> str:
+    """` Did you mean 'docker'?` for `'dockr'`; empty if nothing is like it."""
+    import difflib
+
+    by_folded = {name.casefold(): name for name in possible}
+    close = difflib.get_close_matches(str(given).casefold(), by_folded, n=1)
+    return f" Did you mean {by_folded[close[0]]!r}?" if close else ""
+
+
+def require_one_of(option: str, given: object, possible: Iterable[str]) -> None:
+    """Raise a `ValueError` unless `given` is one of `possible`."""
+    names = list(possible)
+    if given not in names:
+        listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+        raise ValueError(f"{option}={given!r}: use {listed}.{did_you_mean(given, names)}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,7 @@ class RolloutOptions:
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_key: str | None = None
     trials_dir: str | None = None
-    keep_trials: Literal["failed", "all", "none"] = "failed"
+    keep_trials: KeepTrials = "failed"
     max_sandboxes: int | None = None
     start_timeout: float | None = None
     repair_copies: bool | None = None
@@ -40,8 +59,7 @@ class RolloutOptions:
     give_up_after: int | None = 32
 
     def __post_init__(self) -> None:
-        if self.keep_trials not in ("failed", "all", "none"):
-            raise ValueError(f"keep_trials={self.keep_trials!r}: use 'failed', 'all' or 'none'.")
+        require_one_of("keep_trials", self.keep_trials, get_args(KeepTrials))
         if self.max_sandboxes is not None and self.max_sandboxes < 1:
             raise ValueError(f"max_sandboxes={self.max_sandboxes}: use 1 or more, or None for no limit.")
         if self.start_timeout is not None and self.start_timeout <= 0:

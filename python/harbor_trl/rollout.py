@@ -39,7 +39,7 @@ from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
 from harbor_trl.errors import NothingWorksError, RewardKeyError, SandboxNotAnsweringError, SandboxUnavailableError
 from harbor_trl.execution import run_command
-from harbor_trl.options import RolloutOptions
+from harbor_trl.options import RolloutOptions, did_you_mean
 from harbor_trl.repair import needs_repair, repair_copies
 
 logger = logging.getLogger(__name__)
@@ -805,28 +805,46 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
 
     Raises:
         SandboxUnavailableError: It cannot; says why and what to do.
-        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore, or
-            a value that it does not take.
+        ValueError: `environment_kwargs` has a key that neither Harbor's `EnvironmentConfig` nor the backend knows, or a
+            value that it does not take.
     """
-    if unknown := sorted(set(environment_kwargs) - set(EnvironmentConfig.model_fields)):
-        raise ValueError(
-            f"environment_kwargs has {', '.join(map(repr, unknown))}, which Harbor's EnvironmentConfig does not know "
-            f"({', '.join(EnvironmentConfig.model_fields)}). Options of the backend itself go into its 'kwargs': "
-            f"environment_kwargs={{'kwargs': {{{unknown[0]!r}: ...}}}}."
-        )
     fields = environment_for(environment_type, environment_kwargs)
+    known = EnvironmentConfig.model_fields
+    if unknown := next((name for name in environment_kwargs if name not in known), None):
+        raise ValueError(
+            f"environment_kwargs has {unknown!r}, which Harbor's EnvironmentConfig does not know "
+            f"({', '.join(known)}).{did_you_mean(unknown, known)} Options of the backend itself go into its 'kwargs': "
+            f"environment_kwargs={{'kwargs': {{{unknown!r}: ...}}}}."
+        )
     try:
         config = EnvironmentConfig(**fields)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(f"environment_kwargs does not fit Harbor's EnvironmentConfig: {wrong}.") from error
     try:
-        EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
-        EnvironmentFactory.validate_resource_policies(config)
+        backend = EnvironmentFactory.get_environment_class(config.type, config.import_path)
+        wrong = _wrong_options(backend, config.kwargs)
+        if not wrong:
+            backend.preflight(kwargs=config.kwargs)
+            EnvironmentFactory.validate_resource_policies(config)
     except SandboxUnavailableError:
         raise
     except (Exception, SystemExit) as error:  # Harbor's backends leave by SystemExit where a credential is missing
         raise SandboxUnavailableError(f"environment_type={environment_type!r} cannot be used here: {error}") from error
+    if wrong:
+        raise ValueError(f"environment_kwargs['kwargs'] does not fit {environment_type!r}: {wrong}")
+
+
+def _wrong_options(backend: type[BaseEnvironment], options: dict[str, Any]) -> str:
+    try:
+        backend.parse_options(options)
+    except ValueError as error:
+        # Harbor's message has a headline, an indented line for each of them, and a pointer to Harbor's own command.
+        lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.startswith("  ")]
+        known = backend.options_model.model_fields if backend.options_model is not None else {}
+        meant = next(filter(None, (did_you_mean(name, known) for name in options if name not in known)), "")
+        return f"{'; '.join(lines) or error}.{meant} Its options: {', '.join(known)}."
+    return ""
 
 
 def require_writable(directory: Path) -> None:

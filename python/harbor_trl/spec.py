@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harbor_trl.errors import SuiteError
-from harbor_trl.options import RolloutOptions
+from harbor_trl.options import KeepTrials, RolloutOptions, require_one_of
 from harbor_trl.resolve import check_harness, resolve_harness
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class HarborSpec:
         environment_kwargs: Mapping[str, Any] | None = None,
         reward_key: str | None = None,
         trials_dir: str | os.PathLike[str] | None = None,
-        keep_trials: Literal["failed", "all", "none"] = "failed",
+        keep_trials: KeepTrials = "failed",
         max_sandboxes: int | None = None,
         start_timeout: float | None = None,
         repair_copies: bool | None = None,
@@ -106,8 +106,7 @@ class HarborSpec:
     ) -> None:
         if num_tasks is not None and indices is not None:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
-        if on_invalid not in ("raise", "skip"):
-            raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
+        require_one_of("on_invalid", on_invalid, ("raise", "skip"))
         if not isinstance(environment_type, str):
             raise TypeError(
                 f"environment_type={environment_type!r}: name the backend of the sandboxes, such as 'docker'."

@@ -157,7 +157,7 @@ class Suite:
         progress: bool = True,
     ) -> None:
         self.root = _absolute(root)
-        self._progress = progress
+        self.shows_progress = progress
         try:
             os.fspath(self.root).encode()
         except UnicodeEncodeError:
@@ -194,7 +194,7 @@ class Suite:
         """Read the tasks at these positions of the suite, in this order, repeats allowed; by default all."""
         import pyarrow as pa
 
-        with Progress("Reading tasks", enabled=self._progress) as bar:
+        with Progress("Reading tasks", enabled=self.shows_progress) as bar:
             self._index.read(positions, toml_1_1=_TOML_1_1, watch=bar.read)
             broken = self._broken(positions, bar)
         if broken:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harbor_trl.errors import SandboxUnavailableError
+from harbor_trl.options import did_you_mean
 
 #: Environment types that are a class of this package.
 OURS = {
@@ -41,8 +42,8 @@ def environment_for(environment_type: str, environment_kwargs: Mapping[str, Any]
     except ValueError:
         known = sorted({*OURS, *(one.value for one in EnvironmentType)})
         raise SandboxUnavailableError(
-            f"Unknown environment_type {environment_type!r}. Choose one of {', '.join(known)}, "
-            "or name a Harbor environment class as 'package.module:Class'."
+            f"Unknown environment_type {environment_type!r}.{did_you_mean(environment_type, known)} Choose one of "
+            f"{', '.join(known)}, or name a Harbor environment class as 'package.module:Class'."
         ) from None
 
 
