@@ -337,6 +337,19 @@ def test_columns_that_became_json_text_are_said_once(tmp_path: Path, caplog: pyt
 # --- laziness
 
 
+def test_a_spec_says_what_it_is_without_reading_the_suite(suite: Path) -> None:
+    rest = "agent='bash', environment_type='docker')"
+    assert repr(HarborSpec("no/such", num_tasks=64)) == f"HarborSpec('no/such', num_tasks=64, {rest}"
+    assert (
+        repr(HarborSpec("no/such", indices=range(99)))
+        == f"HarborSpec('no/such', indices=[0, 1, 2, 3, 4, 5, ...], {rest}"
+    )
+    spec = HarborSpec(suite)
+    assert repr(spec) == f"HarborSpec('{suite}', {rest}"
+    _ = spec.train_dataset
+    assert repr(spec) == f"HarborSpec('{suite}', 4 tasks, {rest}"
+
+
 def test_building_a_spec_reads_and_imports_nothing() -> None:
     script = """
 import sys

@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import re
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,9 +50,9 @@ class HarborSpec:
             exists wins. Its tasks are the directories with a `task.toml` at any depth, or the directory itself. If
             there are any below its folder `tasks`, only those count. They are ordered by path, component by component.
         agent: The harness, which is the tools that the policy gets: a key of `AGENTS`, `"package.module:Class"`,
-            `"path/to/file.py:Class"`, or a `HarborEnv` subclass.
+            `"path/to/file.py:Class"`, or a `HarborEnv` subclass. Default: `"bash"`.
         environment_type: Where sandboxes run, handed to Harbor: `"docker"`, `"bubblewrap"` (ours), `"e2b"`, ..., or
-            `"package.module:Class"`.
+            `"package.module:Class"`. Default: `"docker"`.
         num_tasks: Take the first so many tasks. Default: all.
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
@@ -133,7 +134,15 @@ class HarborSpec:
         )
 
     def __repr__(self) -> str:
-        return f"HarborSpec({self._dataset!r}, agent={self._agent!r}, environment_type={self._environment_type!r})"
+        # Reads nothing: how many tasks there are is said once that is known.
+        if "_tasks" in self.__dict__:
+            chosen = f"{_count(len(self._tasks.table), 'task')}, "
+        elif self._indices is not None:
+            chosen = f"indices={reprlib.repr(self._indices)}, "
+        else:
+            chosen = "" if self._num_tasks is None else f"num_tasks={self._num_tasks}, "
+        suite = os.fspath(self._dataset)
+        return f"HarborSpec({suite!r}, {chosen}agent={self._agent!r}, environment_type={self._environment_type!r})"
 
     @cached_property
     def train_dataset(self) -> datasets.Dataset:
