@@ -9,14 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
 from harbor_trl import HarborBashEnv, HarborSpec
-from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from tasks import ANSWER_42, make_task
 from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 
@@ -94,21 +92,8 @@ def test_the_policy_reads_what_its_commands_print_and_files_stay_between_turns(s
     assert step_logs(trainer)[0]["reward"] == 1
 
 
-class StartsThreeOfFour(BubblewrapEnvironment):
-    """Every fourth sandbox of this backend does not start."""
-
-    started: ClassVar[itertools.count] = itertools.count()
-
-    async def start(self, force_build: bool) -> None:
-        if next(self.started) % 4 == 3:
-            raise RuntimeError("no machine could be had")
-        await super().start(force_build)
-
-
 def test_a_rollout_whose_sandbox_does_not_start_is_left_out_of_its_group(suite, tmp_path):
-    spec = HarborSpec(
-        suite, environment_type=f"{__name__}:StartsThreeOfFour", num_tasks=1, trials_dir=tmp_path / "trials"
-    )
+    spec = HarborSpec(suite, environment_type="faults:StartsThreeOfFour", num_tasks=1, trials_dir=tmp_path / "trials")
     trainer = scripted(spec, lambda prompt, generation: [write(answer_of(prompt))], tmp_path / "run")
     trainer.train()
     batch = last_batch(trainer)
@@ -122,9 +107,11 @@ def test_a_rollout_whose_sandbox_does_not_start_is_left_out_of_its_group(suite, 
 
 
 def test_a_task_that_no_sandbox_can_run_does_not_end_the_run(suite, tmp_path):
-    make_task(suite / "needs-an-image", dockerfile="FROM debian:bookworm-slim\nRUN true\n", instruction="Write 5.\n")
+    make_task(suite / "changed", instruction="Write 5.\n")
     spec = HarborSpec(suite, environment_type="bubblewrap", trials_dir=tmp_path / "trials")
     trainer = scripted(spec, lambda prompt, generation: [write(answer_of(prompt))], tmp_path / "run", max_steps=2)
+    # Too late for the spec, which refuses such a task.
+    (suite / "changed" / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nRUN true\n")
     trainer.train()
     rewards = {command: reward for command, reward, _ in last_batch(trainer)}
     assert rewards[write(17)] == rewards[write(42)] == 1

@@ -636,11 +636,11 @@ class Rollout:
         key = self.options.reward_key
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
-        if key in details and not abs(details[key]) <= _MAX_REWARD:
-            return Outcome.failed(FailureKind.REWARD_INVALID, f"the reward {details[key]} is not finite as a float32")
-        if key in details:
+        if (reward := details.get(key)) is not None:
+            if not abs(reward) <= _MAX_REWARD:
+                return Outcome.failed(FailureKind.REWARD_INVALID, f"the reward {reward} is not finite as a float32")
             _keys_seen.add(self.options.reward_key)
-            return Outcome(details[key], details)
+            return Outcome(reward, details)
         message = (
             f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one "
             "with HarborSpec(..., reward_key=...)."
