@@ -179,6 +179,8 @@ def test_a_suite_without_tasks_and_a_path_without_a_suite_are_errors(tmp_path: P
     for name in ("just-a-name", "./nowhere", "../nowhere", "~/nowhere", "a/b/c"):
         with pytest.raises(SuiteError, match=r"There is no directory /.*owner/name"):
             _ = HarborSpec(name).train_dataset
+    with pytest.raises(SuiteError, match="Did you mean 'empty'"):
+        _ = HarborSpec(tmp_path / "emtpy").train_dataset
 
 
 def test_a_revision_does_not_apply_to_a_directory(suite: Path) -> None:
@@ -438,6 +440,8 @@ def test_a_slip_of_the_pen_is_told_what_was_meant(suite: Path, options: dict[str
     [
         {"max_sandboxes": 0},
         {"start_timeout": -1},
+        {"start_timeout": float("nan")},
+        {"start_timeout": "300"},
         {"keep_trials": "some"},
         {"on_invalid": "ignore"},
         {"give_up_after": 0},
@@ -456,6 +460,7 @@ WRONG = [
     pytest.param({"environment_type": "no.such.module:Class"}, RuntimeError, "no.such.module"),
     pytest.param({"environment_type": "e2b"}, RuntimeError, "environment_type='e2b' cannot be used here"),
     pytest.param({"environment_kwargs": {"memory_mb": 64}}, ValueError, "memory_mb.*'kwargs'"),
+    pytest.param({"environment_kwargs": {"type": "docker"}}, ValueError, "environment_type= says"),
     pytest.param({"environment_kwargs": {"kwarg": {}}}, ValueError, "Did you mean 'kwargs'?"),
     pytest.param({"environment_kwargs": {"override_cpus": "all"}}, ValueError, "environment_kwargs.*override_cpus"),
     pytest.param(
@@ -503,11 +508,19 @@ print(harbor_trl.engine._engine)
         ({"environment_type": None}, "environment_type=None"),
         ({"num_tasks": "2"}, "num_tasks takes integers, not '2'"),
         ({"indices": [0, 1.5]}, "indices takes integers, not 1.5"),
+        ({"indices": 3}, "indices=3: use a list"),
+        ({"indices": "12"}, "indices='12': use a list"),
+        ({"dataset": None}, "dataset=None: name a directory"),
+        ({"revision": 3}, "revision=3: name a branch"),
+        ({"trials_dir": 3}, "trials_dir=3: name a directory"),
+        ({"max_sandboxes": "8"}, "max_sandboxes takes integers, not '8'"),
+        ({"output_limit": 300.0}, "output_limit takes integers, not 300.0"),
+        ({"environment_kwargs": "memory_mb=64"}, "environment_kwargs='memory_mb=64': use a mapping"),
     ],
 )
 def test_options_of_the_wrong_type_are_named(suite: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        HarborSpec(suite, **options)
+        HarborSpec(**{"dataset": suite, **options})
 
 
 def test_the_reward_function_is_the_outcome(suite: Path) -> None:
@@ -565,7 +578,7 @@ def test_an_edited_file_is_loaded_again(tmp_path: Path) -> None:
     ("agent", "message"),
     [
         ("nope", "'bash', 'jupyter', 'terminal', 'terminal_notes'"),
-        ("no.such.module:Class", "no.such.module"),
+        ("no.such.module:Class", "PYTHONPATH"),
         ("harbor_trl.harnesses.shell:Nope", "HarborBashEnv"),
         ("/no/such/file.py:Class", "no file /no/such/file.py"),
         ("D:\\x\\harness.py:Class", "harness.py"),

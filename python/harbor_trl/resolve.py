@@ -81,9 +81,16 @@ def _load(target: str, agent: str) -> ModuleType:
     except FileNotFoundError as error:
         if is_file and not os.path.exists(target):
             raise HarnessError(f"agent={agent!r}: no file {os.path.abspath(target)}") from error
-        raise HarnessError(f"agent={agent!r}: importing {target} failed: {error!r}") from error
+        raise _failed(agent, target, error) from error
     except Exception as error:
-        raise HarnessError(f"agent={agent!r}: importing {target} failed: {error!r}") from error
+        raise _failed(agent, target, error) from error
+
+
+def _failed(agent: str, target: str, error: Exception) -> HarnessError:
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{target}.".startswith(f"{error.name}."):
+        hint = ". Put the directory that holds it into PYTHONPATH, or name the file: 'path/to/file.py:Class'"
+    return HarnessError(f"agent={agent!r}: importing {target} failed: {type(error).__name__}: {error}{hint}")
 
 
 def _attribute(module: ModuleType, name: str, agent: str) -> object:

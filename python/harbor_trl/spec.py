@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
-import operator
 import os
 import re
 import reprlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harbor_trl.errors import SuiteError
-from harbor_trl.options import KeepTrials, RolloutOptions, require_one_of
+from harbor_trl.options import KeepTrials, RolloutOptions, did_you_mean, integer, require_one_of
 from harbor_trl.resolve import check_harness, resolve_harness
 
 if TYPE_CHECKING:
@@ -108,6 +108,16 @@ class HarborSpec:
         if num_tasks is not None and indices is not None:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
         require_one_of("on_invalid", on_invalid, ("raise", "skip"))
+        if not isinstance(dataset, str | os.PathLike):
+            raise TypeError(
+                f"dataset={dataset!r}: name a directory, or a dataset repo owner/name on the Hugging Face hub."
+            )
+        if not isinstance(trials_dir, str | os.PathLike | None):
+            raise TypeError(f"trials_dir={trials_dir!r}: name a directory.")
+        if not isinstance(revision, str | None):
+            raise TypeError(f"revision={revision!r}: name a branch, tag or commit.")
+        if indices is not None and (isinstance(indices, str) or not isinstance(indices, Iterable)):
+            raise TypeError(f"indices={indices!r}: use a list of positions, such as [3, 1, 4].")
         if not isinstance(environment_type, str):
             raise TypeError(
                 f"environment_type={environment_type!r}: name the backend of the sandboxes, such as 'docker'."
@@ -116,13 +126,13 @@ class HarborSpec:
         self._dataset = dataset
         self._agent = agent
         self._environment_type = environment_type
-        self._num_tasks = None if num_tasks is None else _integer("num_tasks", num_tasks)
-        self._indices = None if indices is None else [_integer("indices", index) for index in indices]
+        self._num_tasks = None if num_tasks is None else integer("num_tasks", num_tasks)
+        self._indices = None if indices is None else [integer("indices", index) for index in indices]
         self._include_metadata = include_metadata
         self._on_invalid = on_invalid
         self._revision = revision
         self._options = RolloutOptions(
-            environment_kwargs=dict(environment_kwargs or {}),
+            environment_kwargs=copy.deepcopy(environment_kwargs or {}),
             reward_key=reward_key,
             trials_dir=None if trials_dir is None else os.fspath(trials_dir),
             keep_trials=keep_trials,
@@ -266,9 +276,10 @@ class HarborSpec:
         everything = self._num_tasks is None and self._indices is None
         if not path.exists():
             if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
+                beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
                 raise SuiteError(
                     f"There is no directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a "
-                    "dataset repo on the Hugging Face hub (owner/name)."
+                    f"dataset repo on the Hugging Face hub (owner/name).{did_you_mean(path.name, beside)}"
                 )
             hub = download_suite(
                 self._dataset, revision=self._revision, num_tasks=self._num_tasks, indices=self._indices
@@ -299,13 +310,6 @@ def _levels_to_the_user() -> int:
     while frame.f_code.co_filename.startswith(own) and frame.f_back is not None:
         frame, levels = frame.f_back, levels + 1
     return levels
-
-
-def _integer(option: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{option} takes integers, not {value!r} ({type(value).__name__}).") from None
 
 
 def _count(number: int, noun: str) -> str:

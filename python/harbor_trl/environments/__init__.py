@@ -29,8 +29,11 @@ def environment_for(environment_type: str, environment_kwargs: Mapping[str, Any]
 
     Raises:
         SandboxUnavailableError: `environment_type` names nothing; the message lists what there is.
+        ValueError: `environment_kwargs` names a backend too.
     """
     fields = dict(environment_kwargs or {})
+    if twice := fields.keys() & {"type", "import_path"}:
+        raise ValueError(f"environment_kwargs has {min(twice)!r}: which backend it is, environment_type= says.")
     if environment_type in OURS:
         return {"import_path": OURS[environment_type], **fields}
     if ":" in environment_type:
