@@ -195,6 +195,18 @@ def _small_file(path: Path) -> Path:
     return path
 
 
+def _end_of(path: Path) -> str | None:
+    """The end of a file that a policy may have written, as one line; None if there is none to read."""
+    with contextlib.suppress(OSError):
+        state = path.lstat()
+        if stat.S_ISREG(state.st_mode):
+            with path.open("rb") as file:
+                file.seek(max(0, state.st_size - 1000))
+                text = file.read(1000).decode(errors="replace")
+            return " ".join("".join(one if one.isprintable() else " " for one in text).split())[-300:]
+    return None
+
+
 class _Backend:
     """One backend in one process: how many sandboxes may start and exist at once, and when it last answered."""
 
@@ -582,6 +594,13 @@ class Rollout:
     async def _judge_exception(self, info: ExceptionInfo) -> Outcome:
         message = f"{info.exception_type}: {one_line(info.exception_message)}"
         kind = _VERIFIER_KINDS.get(info.exception_type)
+        if kind in (FailureKind.REWARD_MISSING, FailureKind.REWARD_INVALID):
+            if kind is FailureKind.REWARD_MISSING:  # Harbor's message is two long paths
+                message = "the verifier wrote neither reward.txt nor reward.json into /logs/verifier"
+            assert self._trial is not None
+            said = await asyncio.to_thread(_end_of, self._trial.paths.test_stdout_path)
+            if said is not None:
+                message += f"; its output ends with: {said}" if said else "; it printed nothing"
         return await self._failed(kind, message)
 
     async def _judge_error(self, error: Exception) -> Outcome:
