@@ -179,6 +179,9 @@ def test_a_suite_without_tasks_and_a_path_without_a_suite_are_errors(tmp_path: P
     for name in ("just-a-name", "./nowhere", "../nowhere", "~/nowhere", "a/b/c"):
         with pytest.raises(SuiteError, match=r"There is no directory /.*owner/name"):
             _ = HarborSpec(name).train_dataset
+    for address in ("https://huggingface.co/datasets/owner/name", "hf://datasets/owner/name", "datasets/owner/name"):
+        with pytest.raises(SuiteError, match="Did you mean 'owner/name'"):
+            _ = HarborSpec(address).train_dataset
     with pytest.raises(SuiteError, match="Did you mean 'empty'"):
         _ = HarborSpec(tmp_path / "emtpy").train_dataset
 

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: What could be a repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
 _REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+_REPO_ADDRESS = re.compile(r"\bdatasets/(\w[\w.-]*/[\w.-]+)")
 
 
 class HarborSpec:
@@ -276,10 +277,14 @@ class HarborSpec:
         everything = self._num_tasks is None and self._indices is None
         if not path.exists():
             if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
-                beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+                given = os.fspath(self._dataset)
+                if repo := _REPO_ADDRESS.search(given):
+                    meant = f" Did you mean {repo[1]!r}?"
+                else:
+                    meant = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
                 raise SuiteError(
-                    f"There is no directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a "
-                    f"dataset repo on the Hugging Face hub (owner/name).{did_you_mean(path.name, beside)}"
+                    f"There is no directory {path.absolute()}, and {given!r} is not the id of a dataset repo on the "
+                    f"Hugging Face hub (owner/name).{meant}"
                 )
             hub = download_suite(
                 self._dataset, revision=self._revision, num_tasks=self._num_tasks, indices=self._indices

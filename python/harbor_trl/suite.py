@@ -171,7 +171,7 @@ class Suite:
             with Progress("Searching tasks", enabled=progress) as bar:
                 self._index = _native.SuiteIndex.scan(self.root, read=read, toml_1_1=_TOML_1_1, watch=bar.found)
         except OSError as error:
-            raise SuiteError(f"{self.root}: no suite: {error.strerror or error}") from error
+            raise SuiteError(f"{self.root}: no suite: {str(error).partition(' (os error')[0]}") from error
 
     def __len__(self) -> int:
         return len(self._index)
