@@ -207,7 +207,7 @@ class _Refusals:
     def __init__(self, backend: str, environment_kwargs: Mapping[str, Any]) -> None:
         self._backend = backend
         self._kwargs = environment_kwargs
-        self._takes_others = False
+        self._taken: set[frozenset[str]] = set()
         self.lacks = _lacks(backend)
         if backend == "docker":
             # Depends on the kernel of its engine.
@@ -229,16 +229,17 @@ class _Refusals:
             accept_images = self._kwargs.get("kwargs", {}).get("accept_images")
             if refusal := _bubblewrap(suite, position, accept_images, many_users=self._many_users):
                 return refusal
-        # Only Harbor knows what becomes of a need with these options. Of the tasks without any, one that is taken says
-        # that the options themselves are.
-        if not needs and self._takes_others:
+        # Only Harbor knows what becomes of a need with these options. One task that is taken speaks for all others with
+        # the same needs; one without any says that the options themselves are taken.
+        kind = frozenset(need.message for need in needs)
+        if kind in self._taken:
             return None
         from harbor_trl.verdict import trial_refusal
 
         [path] = suite.paths([position])
         message = trial_refusal(suite.root / path, self._backend, self._kwargs)
         if message is None:
-            self._takes_others |= not needs
+            self._taken.add(kind)
             return None
         if needs:
             return replace(needs[0], message=f"{needs[0].message}: {printable(message)}")
@@ -422,4 +423,7 @@ def _bubblewrap(
     except UnsupportedTaskError as error:
         file = _path(Path(error.file or dockerfile), "")
         return _finding(printable(path) or ".", "backend-refuses", file, error.line, 0, error.reason)
+    except OSError as error:
+        file = _path(Path(error.filename or dockerfile), "")
+        return _finding(printable(path) or ".", "unreadable", file, 0, 0, error.strerror or str(error))
     return None
