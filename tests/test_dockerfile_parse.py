@@ -155,6 +155,10 @@ def test_F1_flags_lose_quotes_and_escapes_and_end_at_two_dashes() -> None:
     ]
     assert flags == [["--chown=a b", "--chmod=755", "--from=a b"], [], []]
     assert args("COPY -- --x /y") == [["--x", "/y"]]
+    # A flag's escape is the backslash whatever the directive says: `extractBuilderFlags` of BuildKit's parser.
+    with_directive = "# escape=`\nCOPY --from=a\\ b x /y\n"
+    assert both(with_directive)[0][1] == ["--from=a b"]
+    assert_oracle_agrees(with_directive)
 
 
 @pytest.mark.parametrize(

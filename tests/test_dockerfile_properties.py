@@ -264,18 +264,23 @@ def images(draw: st.DrawFn) -> Case:
     return Case(nodes, "\n".join(lines) + "\n", ignore, build_args)
 
 
-def assert_halves_agree(case: Case) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        context = case.write(root)
-        found = _native.copy_plan(root / "Dockerfile", context, None, case.build_args)
-        expected = dockerfile_copy.copy_plan(root / "Dockerfile", context, None, case.build_args)
+def plans(dockerfile: Path, context: Path, build_args: dict[str, str] | None = None) -> tuple[Any, Any]:
+    """The plans of the two halves, to be compared."""
+    found = _native.copy_plan(dockerfile, context, None, build_args or {})
     result = {
         **found,
         "entries": [{**entry, "touched": entry["touched"] and entry["touched"]["line"]} for entry in found["entries"]],
         "errors": [(error["code"], error["line"]) for error in found["errors"]],
         "unknowns": [unknown["line"] for unknown in found["unknowns"]],
     }
+    return result, dockerfile_copy.copy_plan(dockerfile, context, None, build_args or {})
+
+
+def assert_halves_agree(case: Case) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        context = case.write(root)
+        result, expected = plans(root / "Dockerfile", context, case.build_args)
     assert result == expected
 
 

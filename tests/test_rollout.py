@@ -784,6 +784,24 @@ def test_rollouts_that_cannot_start_do_not_keep_each_other_alive(tmp_path, optio
     assert eventually(lambda: [rollout() for rollout in rollouts[:-2]] == [None] * 3)
 
 
+def test_no_logger_outlives_its_trial(tmp_path, options):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    env.bash("true")
+    name, trial_logger = env._rollout.id, weakref.ref(env._rollout._trial.logger)
+    known = logging.root.manager.loggerDict
+    assert any(name in one for one in known)  # else this would test nothing
+    assert env.reward == 0.0
+    env.reset(task_dir=make_task(tmp_path / "another"))
+    assert eventually(lambda: not any(name in one for one in list(known)))
+
+    def is_gone() -> bool:
+        gc.collect()
+        return trial_logger() is None
+
+    assert eventually(is_gone)
+
+
 def test_tasks_that_bring_mcp_servers_and_skills_stay_trainable(tmp_path, options):
     toml = '[environment]\nskills_dir = "/skills"\n[[environment.mcp_servers]]\nname = "x"\ntransport = "sse"\nurl = "http://x/"\n'
     env = bash_env(options)

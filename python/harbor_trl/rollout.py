@@ -510,6 +510,7 @@ class Rollout:
         self._trial = None
         self.environment = None
         self._predecessor = None  # else rollouts that fail before their set-up would keep each other alive
+        _forget_loggers(self.id)
 
     def _start_timeout(self) -> float:
         return self.options.start_timeout or 600.0
@@ -775,6 +776,18 @@ def _reward_known(trial: Trial) -> bool:
 def _backend_for(environment_type: str, max_sandboxes: int | None, engine: Engine) -> _Backend:
     starts = _STARTS_AT_ONCE.get(environment_type, _STARTS_AT_ONCE_ELSEWHERE)
     return _backends.setdefault((engine.run_id, environment_type, max_sandboxes), _Backend(starts, max_sandboxes))
+
+
+def _forget_loggers(trial_name: str) -> None:
+    """Remove the loggers that Harbor makes for each trial: `logging` keeps every logger until the process ends."""
+    known = logging.root.manager.loggerDict
+    with logging._lock:  # type: ignore[attr-defined]  # else another thread may be iterating over them
+        for name, entry in list(known.items()):
+            if trial_name in name:
+                del known[name]
+            elif isinstance(entry, logging.PlaceHolder):  # in a parent's place; it lists its children
+                for child in [child for child in entry.loggerMap if trial_name in child.name]:
+                    del entry.loggerMap[child]
 
 
 async def _wait_even_if_cancelled(task: asyncio.Task[Any] | None) -> None:

@@ -129,7 +129,7 @@ def _continuation(text: str, escape: str) -> tuple[str, bool]:
 def _instruction(line: str, escape: str, number: int) -> Instruction:
     words = BLANKS.split(line.strip(SPACES), maxsplit=1)
     keyword = "".join(ch.upper() if ch.isascii() else ch for ch in words[0])
-    flags, rest = _flags(words[1] if len(words) > 1 else "", escape)
+    flags, rest = _flags(words[1] if len(words) > 1 else "")
     rest = rest.strip(SPACES)
     args: list[str] = [rest] if rest else []
     is_json = False
@@ -159,8 +159,8 @@ def _instruction(line: str, escape: str, number: int) -> Instruction:
     return Instruction(keyword, flags, args, is_json, line, number)
 
 
-def _flags(text: str, escape: str) -> tuple[list[str], str]:
-    """Leading `--words`. Bytes count here, each as one character."""
+def _flags(text: str) -> tuple[list[str], str]:
+    """Leading `--words`. Bytes count here, each as one character; a backslash escapes, whatever `escape` says."""
     rest = text.encode().decode("latin-1")
     spaces = "\t\n\v\f\r \x85\xa0"
     flags = []
@@ -175,7 +175,7 @@ def _flags(text: str, escape: str) -> tuple[list[str], str]:
                 quote = ""
             elif not quote and ch in "'\"":
                 quote, quoted = ch, True
-            elif ch == escape:
+            elif ch == "\\":
                 word, rest = word + rest[:1], rest[1:]
             else:
                 word += ch

@@ -280,7 +280,7 @@ fn split_line(line: &str, escape: char, number: usize) -> Result<Instruction, Bu
         Some(at) => (&trimmed[..at], trimmed[at..].trim_start_matches(is_blank)),
         None => (trimmed, ""),
     };
-    let (flags, rest) = split_flags(rest, escape);
+    let (flags, rest) = split_flags(rest);
     let rest = rest.trim();
     let keyword = keyword.to_ascii_uppercase();
     let (args, json) = arguments(&keyword, rest, escape, number)?;
@@ -301,10 +301,10 @@ fn is_latin1_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0x85 | 0xa0)
 }
 
-/// Leading words that start with `--`, quotes and escapes removed. BuildKit reads bytes here, each as one character.
-fn split_flags(text: &str, escape: char) -> (Vec<String>, &str) {
+/// Leading words that start with `--`, quotes and escapes removed. BuildKit reads bytes here, each as one character, and
+/// escapes with a backslash whatever the directive `escape` says.
+fn split_flags(text: &str) -> (Vec<String>, &str) {
     let bytes = text.as_bytes();
-    let escape = escape as u8;
     let mut flags = Vec::new();
     let mut at = 0;
     loop {
@@ -327,7 +327,7 @@ fn split_flags(text: &str, escape: char) -> (Vec<String>, &str) {
             } else if quote.is_none() && matches!(byte, b'\'' | b'"') {
                 quote = Some(byte);
                 quoted = true;
-            } else if byte == escape {
+            } else if byte == b'\\' {
                 match bytes.get(at) {
                     Some(&next) => {
                         word.push(char::from(next));
