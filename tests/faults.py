@@ -6,6 +6,7 @@ Named by `environment_type="faults:Class"`: what a cloud backend does when it is
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 import threading
 from pathlib import Path
@@ -29,6 +30,17 @@ class CloudEnvironment(BubblewrapEnvironment):
 class StartFails(CloudEnvironment):
     async def start(self, force_build: bool) -> None:
         raise RuntimeError("no machine could be had")
+
+
+class StartsThreeOfFour(BubblewrapEnvironment):
+    """Every fourth sandbox of this backend does not start."""
+
+    started: ClassVar[itertools.count] = itertools.count()
+
+    async def start(self, force_build: bool) -> None:
+        if next(self.started) % 4 == 3:
+            raise RuntimeError("no machine could be had")
+        await super().start(force_build)
 
 
 class StartHangs(CloudEnvironment):

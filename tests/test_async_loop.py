@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import queue
 import socket
@@ -11,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from accelerate.state import PartialState
@@ -19,7 +18,6 @@ from accelerate.state import PartialState
 from fake_vllm import FakeVLLM, Play
 from harbor_trl import HarborBashEnv, HarborEnv, HarborSpec
 from harbor_trl.async_grpo import HarborAsyncGRPOTrainer, HarborRolloutLoop
-from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from harbor_trl.errors import HarnessTypeError, NoEnvironmentsError, RewardKeyError
 from tasks import make_task, write_reward
 from tiny_model import build_tokenizer
@@ -166,19 +164,8 @@ def test_the_verifiers_of_all_rollouts_in_flight_run_at_once(run):
         assert [sample.metrics["reward"] for sample in loop.group(8)] == [1.0] * 8
 
 
-class StartsThreeOfFour(BubblewrapEnvironment):
-    """Every fourth sandbox of this backend does not start."""
-
-    started: ClassVar[itertools.count] = itertools.count()
-
-    async def start(self, force_build: bool) -> None:
-        if next(self.started) % 4 == 3:
-            raise RuntimeError("no machine could be had")
-        await super().start(force_build)
-
-
 def test_a_rollout_without_a_sandbox_is_left_out_of_its_group(run):
-    spec = {"environment_type": f"{__name__}:StartsThreeOfFour"}
+    spec = {"environment_type": "faults:StartsThreeOfFour"}
     with run([[write(42)], [write(1)]], spec=spec) as loop:
         samples = loop.group()
     rewards = {sample.metrics["reward"]: sample.advantage for sample in samples}

@@ -317,6 +317,23 @@ def test_what_a_backend_lacks_is_found_only_for_that_backend(tmp_path: Path) -> 
         check(tmp_path, backend="dokcer")
 
 
+def test_a_variable_that_this_machine_lacks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = 'env = { A = "${NOT_HERE}", B = "${NOT_HERE:-x}", C = "${HERE}", D = "a ${NOT_HERE}", E = "$NOT_HERE" }\n'
+    monkeypatch.delenv("NOT_HERE", raising=False)
+    monkeypatch.setenv("HERE", "")
+    write(tmp_path / "environment", toml=TOML + env)
+    write(tmp_path / "solution", toml=TOML + "[solution]\n" + env)
+    write(tmp_path / "verifier", toml=TOML + '\n[verifier.env]\nKEY = "${NOT_HERE}"\n')
+    findings = [finding for finding in check(tmp_path) if finding.code != "duplicate"]
+    assert [(finding.task_id, finding.code, finding.line) for finding in findings] == [
+        ("environment", "needs-variable", 15),
+        ("verifier", "needs-variable", 17),
+    ]
+    assert "NOT_HERE, which is not set" in findings[0].message
+    monkeypatch.setenv("NOT_HERE", "x")
+    assert [finding for finding in check(tmp_path) if finding.code != "duplicate"] == []
+
+
 def test_a_path_without_a_task_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="no task"):
         check(tmp_path)

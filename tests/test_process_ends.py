@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harbor_trl.engine import Engine
 from tasks import make_task
 
 HERE = Path(__file__).parent
@@ -85,6 +89,25 @@ def test_a_signal_cleans_up_before_the_process_ends(number, environment_type, tm
     code, errors = run.end()
     assert code != 0
     assert not run.left(), errors
+    # At once, not below the traceback of a Ctrl-C.
+    first, *_, last = errors.splitlines()
+    assert first == "harbor-trl: stopping 2 sandboxes before the process ends (Ctrl-C again ends it at once)"
+    assert last == "harbor-trl: all sandboxes are stopped"
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+
+
+def test_sandboxes_that_do_not_stop_are_said_with_who_removes_them(caplog):
+    engine = Engine()
+
+    async def trial() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    engine.start_trial(trial(), lambda: None)
+    engine.run(asyncio.sleep(0))
+    engine.close(timeout_sec=0.2)
+    assert re.search("^1 sandbox did not stop within 0 s: .*`harbor-trl clean`", caplog.messages[-1])
 
 
 @pytest.mark.parametrize("environment_type", ENVIRONMENTS)

@@ -196,6 +196,26 @@ def test_a_missing_or_broken_reward_is_zero(tmp_path, options, test, kind):
     assert kind is None or env._failure.kind is kind
 
 
+@pytest.mark.parametrize(
+    ("test", "end"),
+    [
+        ("nothing-like-it", "test.sh: line 1: nothing-like-it: command not found"),
+        ("true", "; it printed nothing"),
+        ("printf 'bad \\033[31m\\ncolour'", "its output ends with: bad [31m colour"),
+        ("seq 100000", " 99999 100000"),
+        ("cd /logs/verifier; rm test-stdout.txt; ln -s /etc/passwd test-stdout.txt", "into /logs/verifier"),
+    ],
+)
+def test_a_missing_reward_comes_with_what_the_verifier_said_last(tmp_path, options, test, end):
+    env = bash_env(options)
+    env.reset(task_dir=make_task(tmp_path / "task", test=test))
+    assert env.reward == 0.0
+    kind, message = env._failure
+    assert kind is FailureKind.REWARD_MISSING
+    assert message.startswith("the verifier wrote neither reward.txt nor reward.json into /logs/verifier")
+    assert message.endswith(end) and len(message) < 500
+
+
 def test_a_verifier_timeout_is_zero(tmp_path, options):
     env = bash_env(options)
     env.reset(task_dir=make_task(tmp_path / "task", test="sleep 60\n", toml="[verifier]\ntimeout_sec = 1\n"))

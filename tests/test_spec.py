@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -178,6 +179,11 @@ def test_a_suite_without_tasks_and_a_path_without_a_suite_are_errors(tmp_path: P
     for name in ("just-a-name", "./nowhere", "../nowhere", "~/nowhere", "a/b/c"):
         with pytest.raises(SuiteError, match=r"There is no directory /.*owner/name"):
             _ = HarborSpec(name).train_dataset
+    for address in ("https://huggingface.co/datasets/owner/name", "hf://datasets/owner/name", "datasets/owner/name"):
+        with pytest.raises(SuiteError, match="Did you mean 'owner/name'"):
+            _ = HarborSpec(address).train_dataset
+    with pytest.raises(SuiteError, match="Did you mean 'empty'"):
+        _ = HarborSpec(tmp_path / "emtpy").train_dataset
 
 
 def test_a_revision_does_not_apply_to_a_directory(suite: Path) -> None:
@@ -252,6 +258,70 @@ def test_tasks_that_can_never_give_a_reward_are_broken_tasks(tmp_path: Path) -> 
     assert len(HarborSpec(suite, indices=[2]).train_dataset) == 1
 
 
+#: Tasks that a bubblewrap sandbox refuses, and what is said about them.
+REFUSED = {
+    "compose": ({"files": {"environment/docker-compose.yaml": "services: {}\n"}}, "compose.yaml: .* runs none"),
+    "gpu": ({"toml": "[environment]\ngpus = 1\n"}, r"gpu/task.toml:2:1: .*GPU"),
+    "image": ({"toml": "[environment]\ndocker_image = 'x'\n"}, r"image/task.toml:2:1: .* runs none"),
+    "net": ({"toml": "[environment]\nnetwork_mode = 'allowlist'\n"}, r"net/task.toml:2:1: .*'allowlist'"),
+    "other": ({"dockerfile": "FROM alpine\n"}, r"other/environment/Dockerfile:1: FROM alpine: .*accept_images"),
+    "run": ({"dockerfile": "FROM debian\nRUN make\n"}, r"run/environment/Dockerfile:2: RUN is not supported"),
+    "token": ({"toml": "[verifier]\nenv = {A = '${NOT_SET_HERE}'}\n"}, r"token/task.toml:2:8: .*NOT_SET_HERE"),
+    "user": ({"toml": "[agent]\nuser = 'app'\n"}, r"user/task.toml: \[agent\].user = 'app': no user 'app'"),
+}
+
+
+def test_tasks_that_the_backend_refuses_are_broken_tasks(tmp_path: Path) -> None:
+    for name, (options, _) in REFUSED.items():
+        make_task(tmp_path / name, **options)
+    make_task(tmp_path / "fine")
+    for first, second in [("train_dataset", "environment_factory"), ("environment_factory", "train_dataset")]:
+        spec = HarborSpec(tmp_path, environment_type="bubblewrap")
+        getattr(spec, first)
+        with pytest.raises(SuiteError, match="8 of 9 tasks cannot be used") as caught:
+            getattr(spec, second)
+        for line, (_, message) in zip(str(caught.value).splitlines()[1:], REFUSED.values(), strict=True):
+            assert re.search(message, line)
+    spec = HarborSpec(tmp_path, environment_type="bubblewrap", on_invalid="skip")
+    with pytest.warns(UserWarning, match="8 of 9 tasks cannot be used") as warned:
+        assert spec.train_dataset["task_id"][:] == ["fine"]
+    _ = spec.environment_factory
+    assert len(warned) == 1
+    assert [task.task_id for task in spec.broken_tasks] == [*REFUSED]
+
+
+def test_options_decide_what_the_backend_refuses(tmp_path: Path) -> None:
+    for name in ("gpu", "other", "run"):
+        make_task(tmp_path / name, **REFUSED[name][0])
+    for options, refused in [
+        ({"kwargs": {"accept_images": ["alpine"]}}, ["gpu", "run"]),
+        ({"override_gpus": 0}, ["other", "run"]),
+        ({"mounts": [{"type": "bind", "source": "/tmp", "target": "/x"}]}, ["gpu", "other", "run"]),
+    ]:
+        spec = HarborSpec(tmp_path, environment_type="bubblewrap", environment_kwargs=options)
+        _ = spec.train_dataset
+        with pytest.raises(SuiteError) as caught:
+            _ = spec.environment_factory
+        assert re.findall(rf"^  {tmp_path}/(\w+)/", str(caught.value), re.M) == refused
+
+
+def test_a_backend_of_your_own_is_asked_about_what_it_lacks_and_about_one_other_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harbor_trl import verdict
+
+    asked = []
+    ask = verdict.trial_refusal
+    monkeypatch.setattr(verdict, "trial_refusal", lambda path, *rest: (asked.append(path.name), ask(path, *rest))[1])
+    for name in ("a", "b", "gpu", "z"):
+        make_task(tmp_path / name, **REFUSED.get(name, ({},))[0])
+    spec = HarborSpec(tmp_path, environment_type="harbor_trl.environments.bubblewrap:BubblewrapEnvironment")
+    _ = spec.environment_factory
+    with pytest.raises(SuiteError, match=r"1 of 4 tasks(.|\n)*gpu/task.toml:2:1: .*does not support GPU"):
+        _ = spec.train_dataset
+    assert asked == ["a", "gpu"]
+
+
 def test_only_chosen_tasks_need_to_be_valid(tmp_path: Path) -> None:
     suite = make_suite(tmp_path / "suite", ["a = 1", "a = ", "a = 3"])
     assert HarborSpec(suite, indices=[0, 2]).train_dataset["a"][:] == [1, 3]
@@ -270,6 +340,19 @@ def test_columns_that_became_json_text_are_said_once(tmp_path: Path, caplog: pyt
 
 
 # --- laziness
+
+
+def test_a_spec_says_what_it_is_without_reading_the_suite(suite: Path) -> None:
+    rest = "agent='bash', environment_type='docker')"
+    assert repr(HarborSpec("no/such", num_tasks=64)) == f"HarborSpec('no/such', num_tasks=64, {rest}"
+    assert (
+        repr(HarborSpec("no/such", indices=range(99)))
+        == f"HarborSpec('no/such', indices=[0, 1, 2, 3, 4, 5, ...], {rest}"
+    )
+    spec = HarborSpec(suite)
+    assert repr(spec) == f"HarborSpec('{suite}', {rest}"
+    _ = spec.train_dataset
+    assert repr(spec) == f"HarborSpec('{suite}', 4 tasks, {rest}"
 
 
 def test_building_a_spec_reads_and_imports_nothing() -> None:
@@ -340,10 +423,28 @@ def test_the_options_in_the_readme_run_a_rollout(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agent": "bsh"}, "Did you mean 'bash'?"),
+        ({"agent": "Terminal-Notes"}, "Did you mean 'terminal_notes'?"),
+        ({"agent": "my/harness.py"}, "Did you mean 'my/harness.py:Class'"),
+        ({"agent": "my.harness.Mine"}, "Did you mean 'my.harness:Mine'?"),
+        ({"on_invalid": "skpi"}, "'raise' or 'skip'. Did you mean 'skip'?"),
+        ({"keep_trials": "fail"}, "'failed', 'all' or 'none'. Did you mean 'failed'?"),
+    ],
+)
+def test_a_slip_of_the_pen_is_told_what_was_meant(suite: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        HarborSpec(suite, **options)
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"max_sandboxes": 0},
         {"start_timeout": -1},
+        {"start_timeout": float("nan")},
+        {"start_timeout": "300"},
         {"keep_trials": "some"},
         {"on_invalid": "ignore"},
         {"give_up_after": 0},
@@ -357,13 +458,18 @@ def test_options_out_of_range_are_refused_at_once(suite: Path, option: dict[str,
 # --- mistakes in the configuration, found when a trainer is built
 
 WRONG = [
-    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "Unknown environment_type 'bublewrap'.*bubblewrap"),
+    pytest.param({"environment_type": "bublewrap"}, RuntimeError, "'bublewrap'. Did you mean 'bubblewrap'?.* modal,"),
+    pytest.param({"environment_type": "Docker"}, RuntimeError, "Did you mean 'docker'?"),
     pytest.param({"environment_type": "no.such.module:Class"}, RuntimeError, "no.such.module"),
     pytest.param({"environment_type": "e2b"}, RuntimeError, "environment_type='e2b' cannot be used here"),
     pytest.param({"environment_kwargs": {"memory_mb": 64}}, ValueError, "memory_mb.*'kwargs'"),
+    pytest.param({"environment_kwargs": {"type": "docker"}}, ValueError, "environment_type= says"),
+    pytest.param({"environment_kwargs": {"kwarg": {}}}, ValueError, "Did you mean 'kwargs'?"),
     pytest.param({"environment_kwargs": {"override_cpus": "all"}}, ValueError, "environment_kwargs.*override_cpus"),
-    pytest.param({"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, RuntimeError, "memory_gb"),
-    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, RuntimeError, "memory_mb"),
+    pytest.param(
+        {"environment_kwargs": {"kwargs": {"memory_gb": 1}}}, ValueError, "memory_gb.*Did you mean 'memory_mb'"
+    ),
+    pytest.param({"environment_kwargs": {"kwargs": {"memory_mb": -1}}}, ValueError, "memory_mb: .* greater than 0"),
     pytest.param({"trials_dir": __file__ + "/trials"}, ValueError, "is no directory"),
     pytest.param({"agent": "no.such.module:Class"}, ValueError, "no.such.module"),
 ]
@@ -405,11 +511,19 @@ print(harbor_trl.engine._engine)
         ({"environment_type": None}, "environment_type=None"),
         ({"num_tasks": "2"}, "num_tasks takes integers, not '2'"),
         ({"indices": [0, 1.5]}, "indices takes integers, not 1.5"),
+        ({"indices": 3}, "indices=3: use a list"),
+        ({"indices": "12"}, "indices='12': use a list"),
+        ({"dataset": None}, "dataset=None: name a directory"),
+        ({"revision": 3}, "revision=3: name a branch"),
+        ({"trials_dir": 3}, "trials_dir=3: name a directory"),
+        ({"max_sandboxes": "8"}, "max_sandboxes takes integers, not '8'"),
+        ({"output_limit": 300.0}, "output_limit takes integers, not 300.0"),
+        ({"environment_kwargs": "memory_mb=64"}, "environment_kwargs='memory_mb=64': use a mapping"),
     ],
 )
 def test_options_of_the_wrong_type_are_named(suite: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        HarborSpec(suite, **options)
+        HarborSpec(**{"dataset": suite, **options})
 
 
 def test_the_reward_function_is_the_outcome(suite: Path) -> None:
@@ -467,7 +581,7 @@ def test_an_edited_file_is_loaded_again(tmp_path: Path) -> None:
     ("agent", "message"),
     [
         ("nope", "'bash', 'jupyter', 'terminal', 'terminal_notes'"),
-        ("no.such.module:Class", "no.such.module"),
+        ("no.such.module:Class", "PYTHONPATH"),
         ("harbor_trl.harnesses.shell:Nope", "HarborBashEnv"),
         ("/no/such/file.py:Class", "no file /no/such/file.py"),
         ("D:\\x\\harness.py:Class", "harness.py"),

@@ -9,14 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from trl import GRPOTrainer
 
 from harbor_trl import HarborBashEnv, HarborSpec
-from harbor_trl.environments.bubblewrap import BubblewrapEnvironment
 from tasks import ANSWER_42, make_task
 from tiny_model import ScriptedTrainer, config, last_batch, policy, step_logs
 
@@ -94,21 +92,8 @@ def test_the_policy_reads_what_its_commands_print_and_files_stay_between_turns(s
     assert step_logs(trainer)[0]["reward"] == 1
 
 
-class StartsThreeOfFour(BubblewrapEnvironment):
-    """Every fourth sandbox of this backend does not start."""
-
-    started: ClassVar[itertools.count] = itertools.count()
-
-    async def start(self, force_build: bool) -> None:
-        if next(self.started) % 4 == 3:
-            raise RuntimeError("no machine could be had")
-        await super().start(force_build)
-
-
 def test_a_rollout_whose_sandbox_does_not_start_is_left_out_of_its_group(suite, tmp_path):
-    spec = HarborSpec(
-        suite, environment_type=f"{__name__}:StartsThreeOfFour", num_tasks=1, trials_dir=tmp_path / "trials"
-    )
+    spec = HarborSpec(suite, environment_type="faults:StartsThreeOfFour", num_tasks=1, trials_dir=tmp_path / "trials")
     trainer = scripted(spec, lambda prompt, generation: [write(answer_of(prompt))], tmp_path / "run")
     trainer.train()
     batch = last_batch(trainer)
@@ -122,9 +107,11 @@ def test_a_rollout_whose_sandbox_does_not_start_is_left_out_of_its_group(suite, 
 
 
 def test_a_task_that_no_sandbox_can_run_does_not_end_the_run(suite, tmp_path):
-    make_task(suite / "needs-an-image", dockerfile="FROM debian:bookworm-slim\nRUN true\n", instruction="Write 5.\n")
+    make_task(suite / "changed", instruction="Write 5.\n")
     spec = HarborSpec(suite, environment_type="bubblewrap", trials_dir=tmp_path / "trials")
     trainer = scripted(spec, lambda prompt, generation: [write(answer_of(prompt))], tmp_path / "run", max_steps=2)
+    # Too late for the spec, which refuses such a task.
+    (suite / "changed" / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nRUN true\n")
     trainer.train()
     rewards = {command: reward for command, reward, _ in last_batch(trainer)}
     assert rewards[write(17)] == rewards[write(42)] == 1
@@ -339,6 +326,26 @@ def test_a_script_for_trl_experimental_harbor_runs_with_only_the_import_changed(
     assert output.count("REWARD 0.5") == 3
 
 
+#: The script that a user copies.
+COPIED = Path(__file__).parents[1] / "examples" / "train_grpo.py"
+
+
+def test_the_help_of_the_script_names_each_of_its_options_and_does_not_wait_for_imports():
+    names = "import runpy, sys; script = runpy.run_path(sys.argv.pop(1), run_name='__main__'); "
+    names += "print('OPTIONS', *script['SuiteArguments'].__annotations__); print({'torch', 'trl'} & {*sys.modules})"
+    printed = subprocess.check_output([sys.executable, "-c", names, COPIED, "--help"], text=True)
+    text, options, imported = printed.rstrip().rsplit("\n", 2)
+    assert re.findall(r"^  --(\w+) ", text, re.M) == options.split()[1:]
+    assert "--config" in text and "Default: docker." in text and imported == "set()"
+
+
+def test_options_that_are_not_json_are_an_error_of_the_command_line(suite, tmp_path):
+    options = ["--suite", suite, "--output_dir", tmp_path, "--use_cpu", "true", "--bf16", "false"]
+    command = [sys.executable, COPIED, *options, "--environment_kwargs", "memory_mb=700"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "--environment_kwargs is not JSON" in done.stderr
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_script_that_a_user_copies_trains_and_saves_a_model(lora, suite, tmp_path):
     for part in policy().values():
@@ -347,7 +354,10 @@ def test_the_script_that_a_user_copies_trains_and_saves_a_model(lora, suite, tmp
         "suite": suite,
         "environment": "bubblewrap",
         "num_tasks": 1,
-        "keep_trials": "none",
+        "on_invalid": "skip",
+        "reward_key": "reward",
+        "trials_dir": tmp_path / "trials",
+        "keep_trials": "all",
         "model_name_or_path": tmp_path / "model",
         "output_dir": tmp_path / "run",
         "max_steps": 1,
@@ -359,9 +369,13 @@ def test_the_script_that_a_user_copies_trains_and_saves_a_model(lora, suite, tmp
         "report_to": "none",
         **({"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"} if lora else {}),
     }
-    script = Path(__file__).parents[1] / "examples" / "train_grpo.py"
+    kwargs = '{"kwargs": {"memory_mb": 700}}'
+    (tmp_path / "config.yaml").write_text(f"environment_kwargs: {kwargs}\n")
+    options |= {"config": tmp_path / "config.yaml"} if lora else {"environment_kwargs": kwargs}
     output = run_script(
-        script, *(word for name, value in options.items() for word in (f"--{name}", value)), cwd=tmp_path
+        COPIED, *(word for name, value in options.items() for word in (f"--{name}", value)), cwd=tmp_path
     )
     assert "rewards/outcome_reward/mean" in output
+    configs = [file.read_text() for file in (tmp_path / "trials").glob("*/*/config.json")]
+    assert ['"memory_mb": 700' in text for text in configs] == [True, True]
     assert (tmp_path / "run" / ("adapter_model.safetensors" if lora else "model.safetensors")).is_file()

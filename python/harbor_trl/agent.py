@@ -19,16 +19,17 @@ class PolicyAgent(BaseAgent):
 
     Args:
         rollout_id: Of a rollout in this process. An id, not the rollout: Harbor writes the agent's arguments to
-            `config.json`.
+            `config.json`. None for a trial that is never run.
     """
 
     # Harbor refuses a task that brings MCP servers, skills or a trajectory to an agent that does not declare them. The
     # policy's tools come from its harness alone, so such a task stays trainable without them, and the log says so.
     capabilities = AgentCapabilities(skills=True, mcp_servers=True, mcp_http_headers=True, load_atif_trajectory=True)
 
-    def __init__(self, *args: Any, rollout_id: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, rollout_id: str | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rollout = live_rollout(rollout_id)
+        if rollout_id is not None:
+            self._rollout = live_rollout(rollout_id)
         for what, given in (
             ("MCP servers", self.mcp_servers),
             ("skills", self.skills_dir),

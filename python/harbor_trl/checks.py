@@ -9,18 +9,19 @@ Harbor's own verdict: where the answer is not plain, Harbor is asked. A warning 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from harbor_trl import _native
-from harbor_trl.errors import SuiteError
-from harbor_trl.suite import BrokenTask, Suite, TaskTable, open_suite, printable, read_with_tomllib
+from harbor_trl.errors import SandboxUnavailableError, SuiteError, UnsupportedTaskError
+from harbor_trl.suite import BrokenTask, Progress, Suite, TaskTable, open_suite, printable, read_with_tomllib
 from harbor_trl.suite import Refusal as TomlRefusal
 
 #: Tasks that are checked between two looks at what was found.
@@ -28,6 +29,9 @@ _BATCH = 512
 _TOML_1_1 = sys.version_info >= (3, 15)
 
 _NOT_IN_CONTEXT = re.compile(r'"([^"\\]+)" is not in the build context')
+
+#: What a task needs whose image no Dockerfile makes alone.
+_NO_DOCKERFILE = ("needs-compose", "needs-image")
 
 Severity = Literal["error", "warning"]
 
@@ -74,6 +78,9 @@ CODES: dict[str, Code] = {
     "needs-compose": Code("warning", "Use a backend that runs compose services, such as docker."),
     "needs-image": Code("warning", "Use a backend that runs images, such as docker."),
     "needs-network-policy": Code("warning", "Use a backend that can restrict the network as the task asks."),
+    "needs-variable": Code(
+        "warning", "Set the variable where the tasks are to run, or give it a default: ${NAME:-...}."
+    ),
     "backend-refuses": Code("warning", "Use another backend for this task, such as docker."),
     "suite-tree": Code("warning", "Repair or remove it if tasks are missing from the suite."),
 }
@@ -146,8 +153,11 @@ def iter_findings(
     keys: dict[int, list[int]] = defaultdict(list)
     task_ids = suite.task_ids
     for position, findings, key in _checked(suite, range(len(suite)), lacks, only_errors=False, progress=progress):
-        if backend == "bubblewrap" and not any(finding.severity == "error" for finding in findings):
-            findings = [*findings, *_bubblewrap(suite, position, findings)]
+        if backend == "bubblewrap" and not any(
+            finding.severity == "error" or finding.code in _NO_DOCKERFILE for finding in findings
+        ):
+            refusal = _bubblewrap(suite, position)
+            findings = findings if refusal is None else [*findings, refusal]
         yield from findings
         if key:
             keys[key].append(position)
@@ -158,33 +168,120 @@ def iter_findings(
             yield _finding(None, "suite-tree", printable(os.fspath(problem.path)), 0, 0, message)
 
 
-def errors_of(suite: Suite, positions: Sequence[int], *, backend: str | None = None) -> dict[int, Finding]:
+def errors_of(
+    suite: Suite,
+    positions: Sequence[int],
+    *,
+    backend: str | None = None,
+    environment_kwargs: Mapping[str, Any] | None = None,
+) -> dict[int, Finding]:
     """The chosen tasks that can never give a reward, by position, each with its first error.
 
     Args:
         suite: The suite.
         positions: Which of its tasks; repeats do not matter.
-        backend: As for `check`; only `"docker"` and `"bubblewrap"` matter here.
+        backend: As for `check`. Tasks count too that it refuses, or that this machine lacks a variable for; one that
+            cannot run on this machine is not asked.
+        environment_kwargs: Its options.
     """
-    lacks = _lacks(backend) if backend in ("docker", "bubblewrap") else []
-    lacks = [name for name in lacks if name == "windows"]
-    chosen = sorted(set(positions))
-    return {
-        position: errors[0]
-        for position, findings, _ in _checked(suite, chosen, lacks, only_errors=True)
-        if (errors := [finding for finding in findings if finding.severity == "error"])
-    }
+    refusals = None if backend is None else _Refusals(backend, environment_kwargs or {})
+    lacks = [] if refusals is None else refusals.lacks
+    errors = {}
+    with Progress("Checking tasks", enabled=suite.shows_progress) as bar:
+        found = _checked(
+            suite, sorted(set(positions)), lacks, only_errors=True, progress=functools.partial(bar.read, 0)
+        )
+        for position, findings, _ in found:
+            error = next((finding for finding in findings if finding.severity == "error"), None)
+            if error is None and refusals is not None:
+                error = next((finding for finding in findings if finding.code == "needs-variable"), None)
+                error = error or refusals.of(suite, position, findings)
+            if error is not None:
+                errors[position] = error
+    return errors
 
 
-def unusable_tasks(suite: Suite, positions: Sequence[int] | None, backend: str | None) -> dict[int, BrokenTask]:
+class _Refusals:
+    """The tasks that a backend refuses at each reset."""
+
+    def __init__(self, backend: str, environment_kwargs: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self._kwargs = environment_kwargs
+        self._taken: set[frozenset[str]] = set()
+        self.lacks = _lacks(backend)
+        if backend == "docker":
+            # Depends on the kernel of its engine.
+            self.lacks += ["network_allowlist", "dynamic_network_policy"]
+
+    def of(self, suite: Suite, position: int, needs: Sequence[Finding]) -> Finding | None:
+        """Why the backend refuses a task, if it does.
+
+        Args:
+            suite: Its suite.
+            position: Its position there.
+            needs: What the task needs of all that the backend may lack.
+        """
+        if not self._is_here:
+            return None
+        if self._backend == "bubblewrap":
+            if image := next((need for need in needs if need.code in _NO_DOCKERFILE), None):
+                return replace(image, message=f"{image.message}: a bubblewrap sandbox runs none")
+            accept_images = self._kwargs.get("kwargs", {}).get("accept_images")
+            if refusal := _bubblewrap(suite, position, accept_images, many_users=self._many_users):
+                return refusal
+        # Only Harbor knows what becomes of a need with these options. One task that is taken speaks for all others with
+        # the same needs; one without any says that the options themselves are taken.
+        kind = frozenset(need.message for need in needs)
+        if kind in self._taken:
+            return None
+        from harbor_trl.verdict import trial_refusal
+
+        [path] = suite.paths([position])
+        message = trial_refusal(suite.root / path, self._backend, self._kwargs)
+        if message is None:
+            self._taken.add(kind)
+            return None
+        if needs:
+            return replace(needs[0], message=f"{needs[0].message}: {printable(message)}")
+        return _finding(printable(path) or ".", "backend-refuses", _path(suite.root, path), 0, 0, message)
+
+    @functools.cached_property
+    def _is_here(self) -> bool:
+        from harbor_trl.rollout import preflight
+
+        try:
+            preflight(self._backend, self._kwargs)
+        except (SandboxUnavailableError, ValueError):
+            return False
+        return True
+
+    @functools.cached_property
+    def _many_users(self) -> bool:
+        from harbor_trl.environments._sandbox import current_launcher
+
+        return current_launcher().many_users
+
+
+def unusable_tasks(
+    suite: Suite,
+    positions: Sequence[int] | None,
+    backend: str | None,
+    environment_kwargs: Mapping[str, Any] | None = None,
+) -> dict[int, BrokenTask]:
     """The chosen tasks that can never give a reward, by position, but for those whose task.toml says so itself.
 
     Args:
         suite: The suite.
         positions: Which of its tasks; None for all.
         backend: As for `errors_of`.
+        environment_kwargs: As for `errors_of`.
     """
-    errors = errors_of(suite, range(len(suite)) if positions is None else positions, backend=backend)
+    errors = errors_of(
+        suite,
+        range(len(suite)) if positions is None else positions,
+        backend=backend,
+        environment_kwargs=environment_kwargs,
+    )
     return {
         position: BrokenTask(error.task_id or ".", Path(error.file), error.line, error.column, error.message)
         for position, error in errors.items()
@@ -192,9 +289,14 @@ def unusable_tasks(suite: Suite, positions: Sequence[int] | None, backend: str |
     }
 
 
-def usable_tasks(suite: Suite, positions: Sequence[int] | None, backend: str | None) -> TaskTable:
+def usable_tasks(
+    suite: Suite,
+    positions: Sequence[int] | None,
+    backend: str | None,
+    environment_kwargs: Mapping[str, Any] | None = None,
+) -> TaskTable:
     """The chosen tasks that can give a reward; all others are `broken`. The arguments are those of `unusable_tasks`."""
-    unusable = unusable_tasks(suite, positions, backend)
+    unusable = unusable_tasks(suite, positions, backend, environment_kwargs)
     if not unusable:
         return suite.tasks(positions)
     chosen = range(len(suite)) if positions is None else positions
@@ -241,6 +343,10 @@ def _explained(root: Path, path: str, found: Iterable[tuple[str, str, int, int, 
                 ask = True
                 continue
             message, line, column = verdict.reason, verdict.line or 0, verdict.column or 0
+        elif code == "needs-variable":
+            if message in os.environ:
+                continue
+            message = f"needs the environment variable {message}, which is not set on this machine"
         elif code == "copy-missing":
             code, message = _why_missing(task_dir, message)
         yield _finding(task_id, code, _path(task_dir, file), line, column, message)
@@ -301,20 +407,23 @@ def _lacks(backend: str | None) -> list[str]:
     return missing_capabilities(backend)
 
 
-def _bubblewrap(suite: Suite, position: int, findings: Iterable[Finding]) -> Iterator[Finding]:
+def _bubblewrap(
+    suite: Suite, position: int, accept_images: Iterable[str] | None = None, *, many_users: bool = True
+) -> Finding | None:
     """What that sandbox, which builds no image, refuses of a Dockerfile."""
-    if any(finding.code in ("needs-compose", "needs-image") for finding in findings):
-        return
-    from harbor_trl.environments.dockerfile_subset import plan_image
-    from harbor_trl.errors import UnsupportedTaskError
+    from harbor_trl.environments.bubblewrap import check_users
+    from harbor_trl.environments.dockerfile_subset import STAND_IN_IMAGES, plan_image
 
     [path] = suite.paths([position])
     context = suite.root / path / "environment"
     dockerfile = context / "Dockerfile"
     try:
-        plan_image(dockerfile, context)
+        plan = plan_image(dockerfile, context, tuple(accept_images or STAND_IN_IMAGES))
+        check_users(context, plan, many_users=many_users)
     except UnsupportedTaskError as error:
-        where = re.match(r", line (\d+): |: ", message := str(error).removeprefix(os.fspath(dockerfile)))
-        line = int(where[1] or 0) if where else 0
-        message = message[where.end() :] if where else message
-        yield _finding(printable(path) or ".", "backend-refuses", _path(dockerfile, ""), line, 0, message)
+        file = _path(Path(error.file or dockerfile), "")
+        return _finding(printable(path) or ".", "backend-refuses", file, error.line, 0, error.reason)
+    except OSError as error:
+        file = _path(Path(error.filename or dockerfile), "")
+        return _finding(printable(path) or ".", "unreadable", file, 0, 0, error.strerror or str(error))
+    return None

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from harbor_trl.runs import hold_run, release_run
@@ -32,6 +32,10 @@ CLOSE_TIMEOUT_SEC = 60.0
 _LAST_WORDS_SEC = 0.2
 #: Seconds of waiting after which the user is told what is being waited for.
 _QUIET_SEC = 2.0
+_WHO_REMOVES = (
+    "bubblewrap's die with this process; Docker's are removed by a process of our own, and what it cannot remove by "
+    "`harbor-trl clean`; those of other backends are theirs to end"
+)
 
 
 class Engine:
@@ -44,7 +48,7 @@ class Engine:
         self._run_file = hold_run(self.run_id)
         self._loop = asyncio.new_event_loop()
         self._trials: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._closed = self._told = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="harbor-trl-engine", daemon=True)
         self._thread.start()
 
@@ -102,6 +106,15 @@ class Engine:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
+    def tell(self) -> None:
+        """Say what the end of the process waits for, if anything; once."""
+        if self._trials and not self._told and not self._closed and self.pid == os.getpid():
+            self._tell(len(self._trials))
+
+    def _tell(self, count: int) -> None:
+        self._told = True
+        _say(f"stopping {_sandboxes(count)} before the process ends (Ctrl-C again ends it at once)")
+
     def close(self, timeout_sec: float = CLOSE_TIMEOUT_SEC) -> None:
         """Cancel all trials and wait until their sandboxes are gone. Does nothing the second time, or after a fork.
 
@@ -130,27 +143,35 @@ class Engine:
                 if calls:
                     await asyncio.wait(calls, timeout=_LAST_WORDS_SEC)
 
+        count = len(self._trials)
         try:
             self.submit(cancel_all()).result()
             started = time.monotonic()
-            told = False
             while (count := self.submit(unstopped()).result()) and time.monotonic() - started < timeout_sec:
                 time.sleep(0.02)
-                if not told and time.monotonic() - started > _QUIET_SEC:
-                    told = True
-                    print(
-                        f"harbor-trl: stopping {count} sandboxes (Ctrl-C again ends the process at once)",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                if not self._told and time.monotonic() - started > _QUIET_SEC:
+                    self._tell(count)
             if count:
-                logger.warning("%d sandboxes did not stop within %.0f s", count, timeout_sec)
+                logger.warning("%s did not stop within %.0f s: %s", _sandboxes(count), timeout_sec, _WHO_REMOVES)
+            elif self._told:
+                _say("all sandboxes are stopped")
             self.submit(end_calls()).result()
         except (KeyboardInterrupt, SystemExit):
-            sys.stderr.flush()
+            if count:
+                _say(f"not waiting for {_sandboxes(count)}: {_WHO_REMOVES}")
             os._exit(130)
         self._loop.call_soon_threadsafe(self._loop.stop)
         release_run(self.run_id, self._run_file)
+
+
+def _say(text: str) -> None:
+    # The terminal may be gone, and a signal may come while something else is printed.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        print(f"harbor-trl: {text}", file=sys.stderr, flush=True)
+
+
+def _sandboxes(count: int) -> str:
+    return "1 sandbox" if count == 1 else f"{count} sandboxes"
 
 
 _engine: Engine | None = None
@@ -198,6 +219,7 @@ def _close_at_exit() -> None:
         with contextlib.suppress(RuntimeError):
             register(_close_current)
     atexit.register(_close_current)
+    _tell_before_the_traceback()
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
@@ -206,6 +228,20 @@ def _close_at_exit() -> None:
                 signal.signal(number, _exit_on_signal)
 
 
+def _tell_before_the_traceback() -> None:
+    """Of a Ctrl-C that ends the process: the wait comes after the traceback, and the traceback is long."""
+    print_traceback = sys.excepthook
+
+    def tell_first(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt) and _engine is not None:
+            _engine.tell()
+        print_traceback(kind, error, traceback)
+
+    sys.excepthook = tell_first
+
+
 def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
+    if _engine is not None:
+        _engine.tell()
     raise SystemExit(128 + number)

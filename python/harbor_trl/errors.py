@@ -5,6 +5,8 @@ A message says what is wrong, where (file, line, column) and what to do about it
 
 from __future__ import annotations
 
+import os
+
 
 class HarborTrlError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -59,7 +61,18 @@ class SandboxLostError(HarborTrlError, RuntimeError):
 
 
 class UnsupportedTaskError(HarborTrlError, ValueError):
-    """A task needs something that the chosen sandbox backend cannot honour."""
+    """A task needs something that the chosen sandbox backend cannot honour.
+
+    `file` and `line` say what asks for it (line 0: the file as a whole), `reason` why it cannot be had.
+    """
+
+    def __init__(
+        self, message: str, *, file: str | os.PathLike[str] | None = None, line: int = 0, reason: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.file = file
+        self.line = line
+        self.reason = message if reason is None else reason
 
 
 class DockerfileError(HarborTrlError, ValueError):

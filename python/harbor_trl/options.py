@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+KeepTrials = Literal["failed", "all", "none"]
+
+
+def did_you_mean(given: object, possible: Iterable[str]) -> str:
+    """` Did you mean 'docker'?` for `'dockr'`; empty if nothing is like it."""
+    import difflib
+
+    by_folded = {name.casefold(): name for name in possible}
+    close = difflib.get_close_matches(given.casefold(), by_folded, n=1) if isinstance(given, str) else []
+    return f" Did you mean {by_folded[close[0]]!r}?" if close else ""
+
+
+def integer(option: str, value: Any) -> int:
+    """`value` as an int; a `TypeError` that names the option if it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{option} takes integers, not {value!r} ({type(value).__name__}).") from None
+
+
+def require_one_of(option: str, given: object, possible: Iterable[str]) -> None:
+    """Raise a `ValueError` unless `given` is one of `possible`."""
+    names = list(possible)
+    if given not in names:
+        listed = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+        raise ValueError(f"{option}={given!r}: use {listed}.{did_you_mean(given, names)}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +61,7 @@ class RolloutOptions:
     environment_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reward_key: str | None = None
     trials_dir: str | None = None
-    keep_trials: Literal["failed", "all", "none"] = "failed"
+    keep_trials: KeepTrials = "failed"
     max_sandboxes: int | None = None
     start_timeout: float | None = None
     repair_copies: bool | None = None
@@ -40,13 +69,18 @@ class RolloutOptions:
     give_up_after: int | None = 32
 
     def __post_init__(self) -> None:
-        if self.keep_trials not in ("failed", "all", "none"):
-            raise ValueError(f"keep_trials={self.keep_trials!r}: use 'failed', 'all' or 'none'.")
-        if self.max_sandboxes is not None and self.max_sandboxes < 1:
-            raise ValueError(f"max_sandboxes={self.max_sandboxes}: use 1 or more, or None for no limit.")
-        if self.start_timeout is not None and self.start_timeout <= 0:
-            raise ValueError(f"start_timeout={self.start_timeout}: use seconds above 0, or None for the task's own.")
-        if self.give_up_after is not None and self.give_up_after < 1:
-            raise ValueError(f"give_up_after={self.give_up_after}: use 1 or more, or None for never.")
-        if self.output_limit < 200:
-            raise ValueError(f"output_limit={self.output_limit}: use 200 characters or more.")
+        require_one_of("keep_trials", self.keep_trials, get_args(KeepTrials))
+        for option, least, otherwise in (
+            ("max_sandboxes", 1, ", or None for no limit"),
+            ("give_up_after", 1, ", or None for never"),
+            ("output_limit", 200, " characters"),
+        ):
+            value = getattr(self, option)
+            if (value is not None or option == "output_limit") and integer(option, value) < least:
+                raise ValueError(f"{option}={value}: use {least} or more{otherwise}.")
+        seconds = self.start_timeout
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ValueError(f"start_timeout={seconds!r}: use seconds above 0, or None for the task's own.")
+        if not isinstance(self.environment_kwargs, Mapping):
+            example = {"kwargs": {"memory_mb": 1024}}
+            raise TypeError(f"environment_kwargs={self.environment_kwargs!r}: use a mapping, such as {example}.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from collections.abc import Iterable
 from functools import reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harbor_trl.errors import HarnessError, HarnessTypeError
+from harbor_trl.options import did_you_mean
 
 if TYPE_CHECKING:
     from harbor_trl.env import HarborEnv
@@ -39,7 +41,7 @@ def resolve_harness(agent: str | type[HarborEnv]) -> type[HarborEnv]:
         target, _, name = agent.rpartition(":")
         found = _attribute(_load(target, agent), name, agent)
     else:
-        raise HarnessError(f"agent={agent!r} names no harness: use {_possible(list(AGENTS))}")
+        raise HarnessError(f"agent={agent!r} names no harness.{_meant(agent, AGENTS)} Use {_possible(list(AGENTS))}.")
     if not (isinstance(found, type) and issubclass(found, HarborEnv)):
         # Not its repr: an object may hold secrets, as os.environ does.
         what = f"the class {found.__qualname__}" if isinstance(found, type) else f"of type {type(found).__name__}"
@@ -52,6 +54,15 @@ def check_harness(agent: object) -> None:
     """Raise what `resolve_harness` would raise, as far as that can be told without importing the harness."""
     if not isinstance(agent, str) or ":" not in agent:
         resolve_harness(agent)  # type: ignore[arg-type]
+
+
+def _meant(agent: str, names: Iterable[str]) -> str:
+    if agent.endswith(".py"):
+        return f" Did you mean '{agent}:Class', with the name of the class in it?"
+    module, dot, name = agent.rpartition(".")
+    if dot and name[:1].isupper():
+        return f" Did you mean '{module}:{name}'?"
+    return did_you_mean(agent, names)
 
 
 def _possible(names: list[str]) -> str:
@@ -70,9 +81,16 @@ def _load(target: str, agent: str) -> ModuleType:
     except FileNotFoundError as error:
         if is_file and not os.path.exists(target):
             raise HarnessError(f"agent={agent!r}: no file {os.path.abspath(target)}") from error
-        raise HarnessError(f"agent={agent!r}: importing {target} failed: {error!r}") from error
+        raise _failed(agent, target, error) from error
     except Exception as error:
-        raise HarnessError(f"agent={agent!r}: importing {target} failed: {error!r}") from error
+        raise _failed(agent, target, error) from error
+
+
+def _failed(agent: str, target: str, error: Exception) -> HarnessError:
+    hint = ""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{target}.".startswith(f"{error.name}."):
+        hint = ". Put the directory that holds it into PYTHONPATH, or name the file: 'path/to/file.py:Class'"
+    return HarnessError(f"agent={agent!r}: importing {target} failed: {type(error).__name__}: {error}{hint}")
 
 
 def _attribute(module: ModuleType, name: str, agent: str) -> object:
@@ -83,6 +101,6 @@ def _attribute(module: ModuleType, name: str, agent: str) -> object:
     except AttributeError:
         harnesses = inspect.getmembers(module, lambda it: inspect.isclass(it) and issubclass(it, HarborEnv))
         own = [name for name, it in harnesses if it.__module__ == module.__name__]
-        hint = f"; its harnesses: {', '.join(own)}" if own else "; it defines no harness"
+        hint = f"; its harnesses: {', '.join(own)}.{did_you_mean(name, own)}" if own else "; it defines no harness"
         file = getattr(module, "__file__", None) or module.__name__
         raise HarnessError(f"agent={agent!r}: {file} has no {name!r}{hint}") from None

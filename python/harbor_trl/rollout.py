@@ -39,7 +39,7 @@ from harbor_trl.environments import environment_for, reaper
 from harbor_trl.environments.health import backend_is_up
 from harbor_trl.errors import NothingWorksError, RewardKeyError, SandboxNotAnsweringError, SandboxUnavailableError
 from harbor_trl.execution import run_command
-from harbor_trl.options import RolloutOptions
+from harbor_trl.options import RolloutOptions, did_you_mean
 from harbor_trl.repair import needs_repair, repair_copies
 
 logger = logging.getLogger(__name__)
@@ -193,6 +193,18 @@ def _small_file(path: Path) -> Path:
         if not stat.S_ISREG(state.st_mode) or state.st_size > _MAX_REWARD_BYTES:
             raise VerifierOutputParseError(f"{path} is no file, or longer than {_MAX_REWARD_BYTES} bytes")
     return path
+
+
+def _end_of(path: Path) -> str | None:
+    """The end of a file that a policy may have written, as one line; None if there is none to read."""
+    with contextlib.suppress(OSError):
+        state = path.lstat()
+        if stat.S_ISREG(state.st_mode):
+            with path.open("rb") as file:
+                file.seek(max(0, state.st_size - 1000))
+                text = file.read(1000).decode(errors="replace")
+            return " ".join("".join(one if one.isprintable() else " " for one in text).split())[-300:]
+    return None
 
 
 class _Backend:
@@ -395,17 +407,17 @@ class Rollout:
             result = await asyncio.get_running_loop().create_task(call, context=self._context)
             if result.broken:  # once may be a passing shortage
                 if (await run_command(environment, "true", timeout_sec=10)).broken:
-                    self._beyond_use = f"it can run no command any more: {_one_line(result.text)}"
+                    self._beyond_use = f"it can run no command any more: {one_line(result.text)}"
             else:
                 self.backend.answered = time.monotonic()
         except SandboxNotAnsweringError as error:
-            self._beyond_use = _one_line(error)
+            self._beyond_use = one_line(error)
             return f"[the sandbox does not answer any more: {self._beyond_use}]"
         except Exception as error:
-            logger.info("%s: a command failed in the sandbox: %s", self.id, _one_line(error))
+            logger.info("%s: a command failed in the sandbox: %s", self.id, one_line(error))
             if self._outcome.done():
                 return self.dead_text()
-            return f"[the sandbox did not answer: {_one_line(error)}]"
+            return f"[the sandbox did not answer: {one_line(error)}]"
         finally:
             self._tool_seconds += time.monotonic() - started
         return result.text
@@ -504,16 +516,12 @@ class Rollout:
         return self.options.start_timeout or 600.0
 
     def _config(self) -> TrialConfig:
-        return TrialConfig(
-            task=TaskConfig(path=self.task_dir),
-            trial_name=self.id,
-            trials_dir=self.trial_dir.parent,
-            agent=AgentConfig(
-                import_path="harbor_trl.agent:PolicyAgent",
-                override_timeout_sec=_NO_TIMEOUT_SEC,
-                kwargs={"rollout_id": self.id},
-            ),
-            environment=EnvironmentConfig(**environment_for(self.environment_type, self.options.environment_kwargs)),
+        return trial_config(
+            self.task_dir,
+            self.environment_type,
+            self.options.environment_kwargs,
+            trial_dir=self.trial_dir,
+            rollout_id=self.id,
         )
 
     def _repair_copies_at_start(self, trial: Trial) -> None:
@@ -585,12 +593,19 @@ class Rollout:
         return await self._failed(FailureKind.REWARD_MISSING, "the verifier gave no reward")
 
     async def _judge_exception(self, info: ExceptionInfo) -> Outcome:
-        message = f"{info.exception_type}: {_one_line(info.exception_message)}"
+        message = f"{info.exception_type}: {one_line(info.exception_message)}"
         kind = _VERIFIER_KINDS.get(info.exception_type)
+        if kind in (FailureKind.REWARD_MISSING, FailureKind.REWARD_INVALID):
+            if kind is FailureKind.REWARD_MISSING:  # Harbor's message is two long paths
+                message = "the verifier wrote neither reward.txt nor reward.json into /logs/verifier"
+            assert self._trial is not None
+            said = await asyncio.to_thread(_end_of, self._trial.paths.test_stdout_path)
+            if said is not None:
+                message += f"; its output ends with: {said}" if said else "; it printed nothing"
         return await self._failed(kind, message)
 
     async def _judge_error(self, error: Exception) -> Outcome:
-        return await self._failed(None, f"{type(error).__name__}: {_one_line(error)}")
+        return await self._failed(None, f"{type(error).__name__}: {one_line(error)}")
 
     async def _failed(self, kind: FailureKind | None, message: str) -> Outcome:
         """What a failure means, whatever its text: who can have caused it decides."""
@@ -641,11 +656,11 @@ class Rollout:
         key = self.options.reward_key
         if key is None:
             key = "reward" if "reward" in details or len(details) != 1 else next(iter(details))
-        if key in details and not abs(details[key]) <= _MAX_REWARD:
-            return Outcome.failed(FailureKind.REWARD_INVALID, f"the reward {details[key]} is not finite as a float32")
-        if key in details:
+        if (reward := details.get(key)) is not None:
+            if not abs(reward) <= _MAX_REWARD:
+                return Outcome.failed(FailureKind.REWARD_INVALID, f"the reward {reward} is not finite as a float32")
             _keys_seen.add(self.options.reward_key)
-            return Outcome(details[key], details)
+            return Outcome(reward, details)
         message = (
             f"{self.task_dir}: the verifier gave the rewards {sorted(details)}, none of them is {key!r}. Choose one "
             "with HarborSpec(..., reward_key=...)."
@@ -789,9 +804,32 @@ def _safe_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-") or "task"
 
 
-def _one_line(error: BaseException | str) -> str:
+def one_line(error: BaseException | str) -> str:
+    """A message for a table or a log: no line breaks, 500 characters at most."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 500 else f"{text[:240]} ... {text[-240:]}"
+
+
+def trial_config(
+    task_dir: Path,
+    environment_type: str,
+    environment_kwargs: Mapping[str, Any],
+    *,
+    trial_dir: Path,
+    rollout_id: str | None,
+) -> TrialConfig:
+    """The trial that a rollout of a task is; without `rollout_id` one that can be created, but not run."""
+    return TrialConfig(
+        task=TaskConfig(path=task_dir),
+        trial_name=trial_dir.name,
+        trials_dir=trial_dir.parent,
+        agent=AgentConfig(
+            import_path="harbor_trl.agent:PolicyAgent",
+            override_timeout_sec=_NO_TIMEOUT_SEC,
+            kwargs={"rollout_id": rollout_id},
+        ),
+        environment=EnvironmentConfig(**environment_for(environment_type, environment_kwargs)),
+    )
 
 
 def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> None:
@@ -799,28 +837,46 @@ def preflight(environment_type: str, environment_kwargs: Mapping[str, Any]) -> N
 
     Raises:
         SandboxUnavailableError: It cannot; says why and what to do.
-        ValueError: `environment_kwargs` has a key that Harbor's `EnvironmentConfig` does not know, and would ignore, or
-            a value that it does not take.
+        ValueError: `environment_kwargs` has a key that neither Harbor's `EnvironmentConfig` nor the backend knows, or a
+            value that it does not take.
     """
-    if unknown := sorted(set(environment_kwargs) - set(EnvironmentConfig.model_fields)):
-        raise ValueError(
-            f"environment_kwargs has {', '.join(map(repr, unknown))}, which Harbor's EnvironmentConfig does not know "
-            f"({', '.join(EnvironmentConfig.model_fields)}). Options of the backend itself go into its 'kwargs': "
-            f"environment_kwargs={{'kwargs': {{{unknown[0]!r}: ...}}}}."
-        )
     fields = environment_for(environment_type, environment_kwargs)
+    known = EnvironmentConfig.model_fields
+    if unknown := next((name for name in environment_kwargs if name not in known), None):
+        raise ValueError(
+            f"environment_kwargs has {unknown!r}, which Harbor's EnvironmentConfig does not know "
+            f"({', '.join(known)}).{did_you_mean(unknown, known)} Options of the backend itself go into its 'kwargs': "
+            f"environment_kwargs={{'kwargs': {{{unknown!r}: ...}}}}."
+        )
     try:
         config = EnvironmentConfig(**fields)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise ValueError(f"environment_kwargs does not fit Harbor's EnvironmentConfig: {wrong}.") from error
     try:
-        EnvironmentFactory.run_preflight(config.type, config.import_path, config.kwargs)
-        EnvironmentFactory.validate_resource_policies(config)
+        backend = EnvironmentFactory.get_environment_class(config.type, config.import_path)
+        wrong = _wrong_options(backend, config.kwargs)
+        if not wrong:
+            backend.preflight(kwargs=config.kwargs)
+            EnvironmentFactory.validate_resource_policies(config)
     except SandboxUnavailableError:
         raise
     except (Exception, SystemExit) as error:  # Harbor's backends leave by SystemExit where a credential is missing
         raise SandboxUnavailableError(f"environment_type={environment_type!r} cannot be used here: {error}") from error
+    if wrong:
+        raise ValueError(f"environment_kwargs['kwargs'] does not fit {environment_type!r}: {wrong}")
+
+
+def _wrong_options(backend: type[BaseEnvironment], options: dict[str, Any]) -> str:
+    try:
+        backend.parse_options(options)
+    except ValueError as error:
+        # Harbor's message has a headline, an indented line for each of them, and a pointer to Harbor's own command.
+        lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.startswith("  ")]
+        known = backend.options_model.model_fields if backend.options_model is not None else {}
+        meant = next(filter(None, (did_you_mean(name, known) for name in options if name not in known)), "")
+        return f"{'; '.join(lines) or error}.{meant} Its options: {', '.join(known)}."
+    return ""
 
 
 def require_writable(directory: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
-import operator
 import os
 import re
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from harbor_trl.errors import SuiteError
-from harbor_trl.options import RolloutOptions
+from harbor_trl.options import KeepTrials, RolloutOptions, did_you_mean, integer, require_one_of
 from harbor_trl.resolve import check_harness, resolve_harness
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: What could be a repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
 _REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+_REPO_ADDRESS = re.compile(r"\bdatasets/(\w[\w.-]*/[\w.-]+)")
 
 
 class HarborSpec:
@@ -49,15 +51,15 @@ class HarborSpec:
             exists wins. Its tasks are the directories with a `task.toml` at any depth, or the directory itself. If
             there are any below its folder `tasks`, only those count. They are ordered by path, component by component.
         agent: The harness, which is the tools that the policy gets: a key of `AGENTS`, `"package.module:Class"`,
-            `"path/to/file.py:Class"`, or a `HarborEnv` subclass.
+            `"path/to/file.py:Class"`, or a `HarborEnv` subclass. Default: `"bash"`.
         environment_type: Where sandboxes run, handed to Harbor: `"docker"`, `"bubblewrap"` (ours), `"e2b"`, ..., or
-            `"package.module:Class"`.
+            `"package.module:Class"`. Default: `"docker"`.
         num_tasks: Take the first so many tasks. Default: all.
         indices: Take the tasks at these positions of the suite, in this order, repeats allowed. Not with `num_tasks`.
         include_metadata: Add the columns of metadata to `train_dataset`.
-        on_invalid: What to do about tasks that can never give a reward, because Harbor refuses them or their image
-            cannot be built (the errors of `harbor_trl.check`): `"raise"` an error that lists them, or `"skip"` them
-            with one warning.
+        on_invalid: What to do about tasks that can never give a reward, because Harbor or the backend refuses them or
+            their image cannot be built (the errors of `harbor_trl.check`, and what the backend lacks): `"raise"` an
+            error that lists them, or `"skip"` them with one warning.
         revision: Branch, tag or commit of a hub repo.
         environment_kwargs: Options of the backend, for Harbor's `EnvironmentConfig`.
         reward_key: Which key of the verifier's rewards is the scalar. Default: `reward`, else the only key.
@@ -97,7 +99,7 @@ class HarborSpec:
         environment_kwargs: Mapping[str, Any] | None = None,
         reward_key: str | None = None,
         trials_dir: str | os.PathLike[str] | None = None,
-        keep_trials: Literal["failed", "all", "none"] = "failed",
+        keep_trials: KeepTrials = "failed",
         max_sandboxes: int | None = None,
         start_timeout: float | None = None,
         repair_copies: bool | None = None,
@@ -106,8 +108,17 @@ class HarborSpec:
     ) -> None:
         if num_tasks is not None and indices is not None:
             raise SuiteError("num_tasks and indices exclude each other: give one of them.")
-        if on_invalid not in ("raise", "skip"):
-            raise ValueError(f"on_invalid={on_invalid!r}: use 'raise' or 'skip'.")
+        require_one_of("on_invalid", on_invalid, ("raise", "skip"))
+        if not isinstance(dataset, str | os.PathLike):
+            raise TypeError(
+                f"dataset={dataset!r}: name a directory, or a dataset repo owner/name on the Hugging Face hub."
+            )
+        if not isinstance(trials_dir, str | os.PathLike | None):
+            raise TypeError(f"trials_dir={trials_dir!r}: name a directory.")
+        if not isinstance(revision, str | None):
+            raise TypeError(f"revision={revision!r}: name a branch, tag or commit.")
+        if indices is not None and (isinstance(indices, str) or not isinstance(indices, Iterable)):
+            raise TypeError(f"indices={indices!r}: use a list of positions, such as [3, 1, 4].")
         if not isinstance(environment_type, str):
             raise TypeError(
                 f"environment_type={environment_type!r}: name the backend of the sandboxes, such as 'docker'."
@@ -116,13 +127,13 @@ class HarborSpec:
         self._dataset = dataset
         self._agent = agent
         self._environment_type = environment_type
-        self._num_tasks = None if num_tasks is None else _integer("num_tasks", num_tasks)
-        self._indices = None if indices is None else [_integer("indices", index) for index in indices]
+        self._num_tasks = None if num_tasks is None else integer("num_tasks", num_tasks)
+        self._indices = None if indices is None else [integer("indices", index) for index in indices]
         self._include_metadata = include_metadata
         self._on_invalid = on_invalid
         self._revision = revision
         self._options = RolloutOptions(
-            environment_kwargs=dict(environment_kwargs or {}),
+            environment_kwargs=copy.deepcopy(environment_kwargs or {}),
             reward_key=reward_key,
             trials_dir=None if trials_dir is None else os.fspath(trials_dir),
             keep_trials=keep_trials,
@@ -134,7 +145,15 @@ class HarborSpec:
         )
 
     def __repr__(self) -> str:
-        return f"HarborSpec({self._dataset!r}, agent={self._agent!r}, environment_type={self._environment_type!r})"
+        # Reads nothing: how many tasks there are is said once that is known.
+        if "_tasks" in self.__dict__:
+            chosen = f"{_count(len(self._tasks.table), 'task')}, "
+        elif self._indices is not None:
+            chosen = f"indices={reprlib.repr(self._indices)}, "
+        else:
+            chosen = "" if self._num_tasks is None else f"num_tasks={self._num_tasks}, "
+        suite = os.fspath(self._dataset)
+        return f"HarborSpec({suite!r}, {chosen}agent={self._agent!r}, environment_type={self._environment_type!r})"
 
     @cached_property
     def train_dataset(self) -> datasets.Dataset:
@@ -145,7 +164,7 @@ class HarborSpec:
         `reward_mode`, `difficulty_level`, `kaggle_dataset` and each other key of `[metadata]`.
 
         A run needs this and `environment_factory`; whichever is read second also refuses tasks that can never give a
-        reward, which `harbor_trl.check` calls errors. `on_invalid="skip"` leaves them out here.
+        reward on this backend. `on_invalid="skip"` leaves them out here.
         """
         from datasets import Dataset
         from datasets.table import InMemoryTable
@@ -200,7 +219,7 @@ class HarborSpec:
         tasks = suite.tasks(positions)
         # One error that lists all: broken TOML is known by now, the rest costs more and otherwise waits for the run.
         if tasks.broken or self._on_invalid == "skip":
-            tasks = usable_tasks(suite, positions, self._environment_type)
+            tasks = usable_tasks(suite, positions, *self._backend)
         if problems := suite.problems:
             logger.warning("%s: %d thing(s) in the tree are no task:\n%s", suite.root, len(problems), listed(problems))
         if tasks.json_columns and self._include_metadata:
@@ -227,15 +246,22 @@ class HarborSpec:
         suite, _ = self._suite
         return SuiteError(
             f"{suite.root}: {prefix}{len(broken)} of {_count(len(suite), 'task')} cannot be used "
-            f"(on_invalid='skip' leaves them out; harbor-trl check finds all that is wrong):\n{listed(broken)}"
+            "(on_invalid='skip' leaves them out; "
+            f"harbor-trl check --backend {self._environment_type} finds all that is wrong):\n{listed(broken)}"
         )
+
+    @property
+    def _backend(self) -> tuple[str, Mapping[str, Any]]:
+        return self._environment_type, self._options.environment_kwargs
 
     def _refuse_unusable(self) -> None:
         """Costs several times what reading the suite does, so that is left to when a run is about to begin."""
         from harbor_trl.checks import unusable_tasks
 
         suite, positions = self._suite
-        if self._on_invalid == "raise" and (unusable := unusable_tasks(suite, positions, self._environment_type)):
+        if self._on_invalid == "raise" and (
+            unusable := unusable_tasks(suite, positions, self._environment_type, self._options.environment_kwargs)
+        ):
             raise self._refusal(list(unusable.values()))
 
     @cached_property
@@ -251,9 +277,14 @@ class HarborSpec:
         everything = self._num_tasks is None and self._indices is None
         if not path.exists():
             if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
+                given = os.fspath(self._dataset)
+                if repo := _REPO_ADDRESS.search(given):
+                    meant = f" Did you mean {repo[1]!r}?"
+                else:
+                    meant = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
                 raise SuiteError(
-                    f"There is no directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a "
-                    "dataset repo on the Hugging Face hub (owner/name)."
+                    f"There is no directory {path.absolute()}, and {given!r} is not the id of a dataset repo on the "
+                    f"Hugging Face hub (owner/name).{meant}"
                 )
             hub = download_suite(
                 self._dataset, revision=self._revision, num_tasks=self._num_tasks, indices=self._indices
@@ -284,13 +315,6 @@ def _levels_to_the_user() -> int:
     while frame.f_code.co_filename.startswith(own) and frame.f_back is not None:
         frame, levels = frame.f_back, levels + 1
     return levels
-
-
-def _integer(option: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{option} takes integers, not {value!r} ({type(value).__name__}).") from None
 
 
 def _count(number: int, noun: str) -> str:

@@ -89,7 +89,7 @@ class BrokenTask(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        where = f":{self.line}:{self.column}" if self.line else ""
+        where = "".join(f":{number}" for number in (self.line, self.column) if number)
         return f"{printable(os.fspath(self.file))}{where}: {self.reason}"
 
 
@@ -157,7 +157,7 @@ class Suite:
         progress: bool = True,
     ) -> None:
         self.root = _absolute(root)
-        self._progress = progress
+        self.shows_progress = progress
         try:
             os.fspath(self.root).encode()
         except UnicodeEncodeError:
@@ -171,7 +171,7 @@ class Suite:
             with Progress("Searching tasks", enabled=progress) as bar:
                 self._index = _native.SuiteIndex.scan(self.root, read=read, toml_1_1=_TOML_1_1, watch=bar.found)
         except OSError as error:
-            raise SuiteError(f"{self.root}: no suite: {error.strerror or error}") from error
+            raise SuiteError(f"{self.root}: no suite: {str(error).partition(' (os error')[0]}") from error
 
     def __len__(self) -> int:
         return len(self._index)
@@ -194,7 +194,7 @@ class Suite:
         """Read the tasks at these positions of the suite, in this order, repeats allowed; by default all."""
         import pyarrow as pa
 
-        with Progress("Reading tasks", enabled=self._progress) as bar:
+        with Progress("Reading tasks", enabled=self.shows_progress) as bar:
             self._index.read(positions, toml_1_1=_TOML_1_1, watch=bar.read)
             broken = self._broken(positions, bar)
         if broken:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harbor_trl.suite import takes_minutes
 
@@ -61,6 +63,30 @@ def refusal(task_dir: Path) -> Verdict | None:
             return Verdict(
                 "missing-environment", "environment", (), "there is no such directory, and no docker_image is set"
             )
+    return None
+
+
+def trial_refusal(task_dir: Path, environment_type: str, environment_kwargs: Mapping[str, Any]) -> str | None:
+    """Why each rollout of a task would be `task_refused`, in Harbor's or the backend's words; starts no sandbox.
+
+    Args:
+        task_dir: A task that Harbor takes.
+        environment_type: A backend that can run on this machine.
+        environment_kwargs: Its options.
+    """
+    from harbor.trial.trial import Trial
+
+    from harbor_trl.engine import engine
+    from harbor_trl.rollout import one_line, trial_config
+
+    with tempfile.TemporaryDirectory(prefix="harbor-trl-") as directory:
+        trial_dir = Path(directory, "trial")
+        config = trial_config(task_dir, environment_type, environment_kwargs, trial_dir=trial_dir, rollout_id=None)
+        try:
+            trial = engine().run(Trial.create(config))
+        except Exception as error:
+            return one_line(error)
+        trial._close_logger_handler()
     return None
 
 

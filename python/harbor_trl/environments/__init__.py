@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harbor_trl.errors import SandboxUnavailableError
+from harbor_trl.options import did_you_mean
 
 #: Environment types that are a class of this package.
 OURS = {
@@ -28,8 +29,11 @@ def environment_for(environment_type: str, environment_kwargs: Mapping[str, Any]
 
     Raises:
         SandboxUnavailableError: `environment_type` names nothing; the message lists what there is.
+        ValueError: `environment_kwargs` names a backend too.
     """
     fields = dict(environment_kwargs or {})
+    if twice := fields.keys() & {"type", "import_path"}:
+        raise ValueError(f"environment_kwargs has {min(twice)!r}: which backend it is, environment_type= says.")
     if environment_type in OURS:
         return {"import_path": OURS[environment_type], **fields}
     if ":" in environment_type:
@@ -41,8 +45,8 @@ def environment_for(environment_type: str, environment_kwargs: Mapping[str, Any]
     except ValueError:
         known = sorted({*OURS, *(one.value for one in EnvironmentType)})
         raise SandboxUnavailableError(
-            f"Unknown environment_type {environment_type!r}. Choose one of {', '.join(known)}, "
-            "or name a Harbor environment class as 'package.module:Class'."
+            f"Unknown environment_type {environment_type!r}.{did_you_mean(environment_type, known)} Choose one of "
+            f"{', '.join(known)}, or name a Harbor environment class as 'package.module:Class'."
         ) from None
 
 

@@ -162,7 +162,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         if self._sandbox is not None:
             await self._sandbox.stop()
         launcher = await asyncio.to_thread(current_launcher)
-        self._check_users(launcher.many_users)
+        check_users(self.environment_dir, self._plan, many_users=launcher.many_users)
         logs = EnvironmentPaths.for_os(self.os)
         own = (logs.agent_dir, logs.verifier_dir, logs.artifacts_dir)
         open_directories = [*dict.fromkeys((*map(str, own), *self._mount_targets(writable_only=True)))]
@@ -189,34 +189,6 @@ class BubblewrapEnvironment(BaseEnvironment):
         except BaseException:
             await self.stop(delete=True)
             raise
-
-    def _check_users(self, many_users: bool) -> None:
-        """Refuse before the first command what would make every command fail."""
-        wanted = [("Dockerfile USER", self._plan.user)]
-        task_file = self.environment_dir.parent / "task.toml"
-        with contextlib.suppress(OSError, ValueError):
-            config = tomllib.loads(task_file.read_text())
-            for table in (config, *config.get("steps", [])):
-                for section in ("agent", "verifier"):
-                    wanted.append((f"{task_file}: [{section}].user", table.get(section, {}).get("user")))
-        for step in self._plan.steps:
-            wanted.append((f"Dockerfile, line {step.line}: owner", "{}:{}".format(*owner_of(step))))
-        for where, user in wanted:
-            if user is not None:
-                self._check_user(where, user, many_users)
-
-    @staticmethod
-    def _check_user(where: str, user: str | int, many_users: bool) -> None:
-        name, _, group = str(user).partition(":")
-        if not name.isdigit() and name not in BASE_USERS:
-            reason = f"no user {name!r} exists in a bubblewrap sandbox, which runs no useradd"
-        elif (name not in ("root", "0") or group not in ("", "root", "0")) and not many_users:
-            reason = "a bubblewrap sandbox that an ordinary user starts has no user but root"
-        elif name.isdigit() and int(name) > 65535:
-            reason = "a bubblewrap sandbox has user ids up to 65535"
-        else:
-            return
-        raise UnsupportedTaskError(f"{where} = {user!r}: {reason}; run this task with environment_type='docker'.")
 
     @override
     async def stop(self, delete: bool) -> None:
@@ -308,7 +280,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         if not self._live().many_users:
             name, _, group = str(who).partition(":")
             if name not in ("root", "0") or group not in ("", "root", "0"):
-                self._check_user("user", who, False)
+                _check_user(who, "user", False)
         return str(who)
 
     @override
@@ -359,3 +331,48 @@ class BubblewrapEnvironment(BaseEnvironment):
             "limit_entries": 200_000,
         }
         await self._live().transfer("get", request, file.fileno())
+
+
+def check_users(environment_dir: Path, plan: ImagePlan, *, many_users: bool) -> None:
+    """Refuse before the first command what would make every command fail.
+
+    Args:
+        environment_dir: Of the task.
+        plan: Its image.
+        many_users: Whether sandboxes of this process have other users than root.
+
+    Raises:
+        UnsupportedTaskError: The task names a user that its sandbox would not have.
+    """
+    dockerfile, task_file = environment_dir / DOCKERFILE_NAME, environment_dir.parent / "task.toml"
+    _check_user(plan.user, "USER", many_users, file=dockerfile)
+    for step in plan.steps:
+        _check_user("{}:{}".format(*owner_of(step)), "owner", many_users, file=dockerfile, line=step.line)
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        text = task_file.read_text()
+        config = tomllib.loads(text) if "user" in text else {}
+    for table in (config, *config.get("steps", [])):
+        for section in ("agent", "verifier"):
+            _check_user(table.get(section, {}).get("user"), f"[{section}].user", many_users, file=task_file)
+
+
+def _check_user(
+    user: str | int | None, what: str, many_users: bool, *, file: Path | None = None, line: int = 0
+) -> None:
+    if user is None:
+        return
+    name, _, group = str(user).partition(":")
+    if not name.isdigit() and name not in BASE_USERS:
+        reason = f"no user {name!r} exists in a bubblewrap sandbox, which runs no useradd"
+    elif (name not in ("root", "0") or group not in ("", "root", "0")) and not many_users:
+        reason = "a bubblewrap sandbox that an ordinary user starts has no user but root"
+    elif name.isdigit() and int(name) > 65535:
+        reason = "a bubblewrap sandbox has user ids up to 65535"
+    else:
+        return
+    reason = f"{what} = {user!r}: {reason}"
+    where = "" if file is None else f"{file}, line {line}: " if line else f"{file}: "
+    raise UnsupportedTaskError(
+        f"{where}{reason}; run this task with environment_type='docker'.", file=file, line=line, reason=reason
+    )

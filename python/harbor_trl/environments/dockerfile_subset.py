@@ -24,6 +24,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IGNORED = frozenset({"LABEL", "MAINTAINER", "EXPOSE", "CMD", "STOPSIGNAL", "SHELL"})
 SUPPORTED = IGNORED | {"FROM", "ARG", "ENV", "WORKDIR", "USER", "COPY", "ADD"}
 
+_NO_BUILD = "a bubblewrap sandbox builds no image"
 _OWNER = re.compile(r"(root|\d{1,10})(?::(root|\d{1,10}))?")
 
 
@@ -79,9 +80,8 @@ def plan_image(dockerfile: Path, context: Path, accept_images: tuple[str, ...] =
 
     def refuse(line: int, reason: str) -> UnsupportedTaskError:
         where = f"{dockerfile}, line {line}" if line else str(dockerfile)
-        return UnsupportedTaskError(
-            f"{where}: {reason}. The bubblewrap sandbox builds no images; run this task with environment_type='docker'."
-        )
+        message = f"{where}: {reason}; run this task with environment_type='docker'."
+        return UnsupportedTaskError(message, file=dockerfile, line=line, reason=reason)
 
     try:
         source.decode()
@@ -94,10 +94,10 @@ def plan_image(dockerfile: Path, context: Path, accept_images: tuple[str, ...] =
     for instruction in instructions:
         keyword = instruction.keyword
         if keyword == "FROM" and has_from:
-            raise refuse(instruction.line, "a second build stage is not supported")
+            raise refuse(instruction.line, f"a second build stage is not supported: {_NO_BUILD}")
         has_from |= keyword == "FROM"
         if keyword not in SUPPORTED and not _is_no_healthcheck(instruction):
-            raise refuse(instruction.line, f"{keyword} is not supported")
+            raise refuse(instruction.line, f"{keyword} is not supported: {_NO_BUILD}")
         # Builders differ here.
         if keyword in ("COPY", "ADD") and len(instruction.args) > 2 and not instruction.args[-1].endswith(("/", ".")):
             raise refuse(instruction.line, f"{keyword} of several sources needs a destination that ends in '/'")

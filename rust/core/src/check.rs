@@ -307,6 +307,9 @@ impl Task<'_> {
         }
         self.check_environment(&solution, &tests);
         self.check_backend();
+        for (offset, name) in std::mem::take(&mut self.facts.host_variables) {
+            self.at("needs-variable", offset, &name);
+        }
         if self.options.only_errors {
             return;
         }

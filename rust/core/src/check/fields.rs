@@ -26,6 +26,8 @@ pub struct Facts {
     pub changing_network: Option<Offset>,
     /// A verifier has an environment of its own.
     pub separate_verifier: bool,
+    /// Variables of the machine that runs the task, without which its sandbox or its verifier does not start.
+    pub host_variables: Vec<(Offset, String)>,
     /// The agent has all the time it wants, in the task or in one of its steps.
     pub no_timeout: bool,
     /// Names of the steps; empty for a task without.
@@ -70,6 +72,13 @@ pub fn facts<'d>(document: &'d Document<'d>) -> Facts {
         facts.tpu = set("tpu", &|_| true);
     }
     facts.network(rules, environment, agent, verifier, &steps);
+    let verifiers = steps.iter().map(|step| rules.section(step, "verifier"));
+    for table in verifiers.chain([verifier]).flatten() {
+        facts.host_variables_of(rules, Some(table));
+        facts.host_variables_of(rules, rules.section(table, "environment"));
+    }
+    facts.host_variables_of(rules, environment);
+    facts.host_variables.sort_unstable();
 
     let separate = |verifier: Option<&Table<'_>>| {
         verifier.is_some_and(|verifier| {
@@ -97,6 +106,24 @@ pub fn facts<'d>(document: &'d Document<'d>) -> Facts {
 }
 
 impl Facts {
+    /// What `env = { KEY = "${NAME}" }` takes from the machine; `${NAME:-default}` needs nothing.
+    fn host_variables_of(&mut self, rules: Rules<'_>, table: Option<&Table<'_>>) {
+        let Some(env) = table.and_then(|table| rules.section(table, "env")) else {
+            return;
+        };
+        for entry in env.entries() {
+            if let Value::Str(value) = &entry.value
+                && let Some(name) = value
+                    .strip_prefix("${")
+                    .and_then(|rest| rest.strip_suffix('}'))
+                && !name.is_empty()
+                && !name.contains([':', '}'])
+            {
+                self.host_variables.push((entry.start, name.to_owned()));
+            }
+        }
+    }
+
     fn network<'d>(
         &mut self,
         rules: Rules<'d>,
