@@ -193,10 +193,11 @@ def test_watchdogs_end_with_their_calls(tools):
 
 
 def test_what_a_background_process_writes_later_can_be_read(tools):
-    result = run(tools, "(sleep 1; echo late; sleep 1) & echo now")
+    result = run(tools, "rm -f go; (until [ -e go ]; do sleep 0.2; done; echo late) & echo now")
     assert result.text.startswith("now\n[a process in the background still holds the output")
     file = re.search(r"is in (\S+)\]", result.text)[1]
-    assert run(tools, f"sleep 1.5; tail -n 1 {file}; rm {file}").text.endswith("late\n")
+    wait = f": >go; until tail -n 1 {file} | grep late; do sleep 0.1; done; rm {file}"
+    assert run(tools, wait, timeout_sec=30).text.endswith("late\n")
 
 
 def test_output_beyond_the_limit_keeps_both_ends_and_the_whole_in_a_file(tools):
@@ -241,6 +242,15 @@ def test_killing_all_that_sleeps_is_not_the_deadline(tools):
     )
     result = run(tools, f"echo before; {kill_all}; sleep 0.2; echo after", timeout_sec=20)
     assert result.text == "before\nafter\n"
+
+
+def test_a_signal_of_ours_from_elsewhere_is_not_the_deadline(tools):
+    if tools.name == "bubblewrap":
+        pytest.skip("no shell of ours")
+    seconds = unique_seconds()
+    result = run(tools, f"sleep {seconds} & echo $!; kill -USR1 $PPID; kill -USR2 $PPID; sleep 0.3", timeout_sec=30)
+    assert not result.timed_out and running(tools, seconds) == [result.text.partition("\n")[0]]
+    tools.wait(tools.environment.exec(f"kill {result.text}"))
 
 
 def test_calls_at_the_same_time_do_not_mix(tools):
@@ -395,6 +405,18 @@ def test_random_commands_give_what_the_same_shell_gives(parts, end, twin):
 @pytest.fixture
 def local(tmp_path) -> LocalEnvironment:
     return local_environment("bash", tmp_path)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_a_deadline_that_passes_before_the_command_starts_is_kept(tmp_path, shell):
+    environment = local_environment(shell, tmp_path)
+    (tmp_path / "slow").mkdir()
+    slow = tmp_path / "slow" / "mkfifo"  # as on a machine that is busy beyond measure
+    slow.write_text(f'#!/bin/sh\nsleep 2.5\nexec {shutil.which("mkfifo")} "$@"\n')
+    slow.chmod(0o755)
+    environment.env["PATH"] = f"{slow.parent}:{environment.env['PATH']}"
+    result = asyncio.run(run_command(environment, "echo begun; sleep 60", timeout_sec=1))
+    assert result.text == "[timed out after 1 s: the command and all it started were killed]"
 
 
 async def faithful(inner, command, kwargs):

@@ -321,9 +321,12 @@ class _WrappedCall:
         if gap:
             counts, _, tail = tail.partition("\n")
             dropped_bytes, dropped_lines = map(int, re.findall(r"\d+", counts))
-        # What the command left in the background wrote behind the mark.
-        head, ended, _ = head.partition(self.mark)
-        tail = "" if ended else tail.partition(self.mark)[0]
+        # What the command left in the background writes behind the mark.
+        if fields["held"] == "1":
+            head, ended, _ = head.partition(self.mark)
+            tail = "" if ended else tail.partition(self.mark)[0]
+        else:  # it has ended meanwhile
+            head, tail = (part.replace(self.mark, "") for part in (head, tail))
         self._note_tools(fields)
         return BoundedOutput(
             head=head.encode("utf-8", "surrogateescape"),
@@ -365,7 +368,7 @@ class _WrappedCall:
     async def _recover(self) -> CommandResult | None:
         """What the command had written when its shell was killed."""
         files = " ".join(f"{directory}/harbor-trl-{self.id}" for directory in _DIRECTORIES)
-        script = f'for f in {files}; do [ -f "$f.out" ] && cat "$f.out" && rm -f "$f.out" "$f.pid" "$f.fifo"; done; :'
+        script = f'for f in {files}; do [ -f "$f.out" ] && cat "$f.out" && rm -f "$f.out" "$f.log" "$f.fifo"; done; :'
         call = _WrappedCall(self.environment, script.encode(), 10, self.sizes[0], self.keep, self.keep * 4)
         result = await call._exec("")
         output = call._parse(result)
