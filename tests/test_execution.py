@@ -640,6 +640,19 @@ def test_a_fork_bomb_gives_a_text_and_leaves_the_sandbox_usable(tmp_path):
 
 
 @pytest.mark.docker
+def test_what_sudo_started_is_killed_at_the_deadline_too(tmp_path):
+    with container(tmp_path) as sandbox:
+        if sandbox.exec("command -v sudo").return_code:
+            pytest.skip("no sudo in the image (see tools/docker_test_images.sh)")
+        sandbox.output("echo 'nobody ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/nobody")
+        seconds = unique_seconds()
+        with sandbox.environment.with_default_user("nobody"):
+            result = run(sandbox, f"echo $(sudo id -u); sudo sleep {seconds}; echo no", timeout_sec=1)
+        assert result.text == "0\n[timed out after 1 s: the command and all it started were killed]"
+        assert running(sandbox, seconds) == []
+
+
+@pytest.mark.docker
 def test_a_process_killed_for_memory_is_named(tmp_path):
     with container(tmp_path, compose="    mem_limit: 64m\n    memswap_limit: 64m\n") as sandbox:
         result = run(sandbox, "python3 -c 'x = bytearray(200 << 20)'; echo rc $?")

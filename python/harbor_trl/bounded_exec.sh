@@ -22,12 +22,14 @@ read -r self _ _ _ own_group _ </proc/self/stat
 
 # What has happened, in lines that are only appended, so that all of us see the same order: the number of the command's
 # first process; `late`, the deadline has passed; `ended`, the command has, and its output is waited for; `over`, the
-# call is. The first of those three decides whether the command has timed out.
+# call is. The first of those three decides whether the command has timed out. `full`: the watchdog could not start a
+# `sleep`, and killed what commands had left running.
 read_log() {
     pid= ruling= closed=
     while read -r line; do
         case $line in
         late | ended | over) ruling=${ruling:-$line} ;;
+        full) exhausted=1 ;;
         *) pid=$line ;;
         esac
         [ "$line" = over ] && closed=1
@@ -100,7 +102,13 @@ slay_now() {
         [ "$found" ] || break
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
-    [ "$pid" ] && [ -e "/proc/$pid" ] && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+    [ "$pid" ] && command -v sudo >/dev/null && for process in /proc/[0-9]*; do
+        read_process "${process#/proc/}"
+        if [ "$group_of" = "$pid" ] && [ "$state" != Z ]; then
+            sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+            break
+        fi
+    done
 }
 
 find_output() {
@@ -146,7 +154,10 @@ is_full() {
     return 1
 }
 
-# What this command or an earlier one left running is the likely reason.
+# What this command or an earlier one left running is the likely reason. Bash tries for a quarter of a minute to start a
+# process, so this is asked before.
+make_room_if_full() { is_full && make_room; }
+
 make_room() {
     read_log
     # The first process has ended: if there is one of its number, that is another.
@@ -259,7 +270,7 @@ if [ "$base" ]; then
 else
     exec 6</dev/null 7>/dev/null 8</dev/null
 fi
-is_full && make_room
+make_room_if_full
 
 # Not by exit status: bash forgets that of a process that ends while a trap interrupts `wait`.
 timed_out=0 lost=0 held=0 alarm=
@@ -285,7 +296,14 @@ command -v sleep >/dev/null && {
     leave() {
         read -r own _ </proc/self/stat
         case $own in "$self") ;; *) return ;; esac
-        [ "$slain" ] && grep= && slay_now "$id"
+        read_log
+        if [ "$slain" ]; then
+            grep=
+            slay_now "$id"
+        elif [ "$base" ] && [ -z "$ruling" ]; then
+            echo full >>"$log"
+            make_room
+        fi
         tell USR2
     }
     trap leave EXIT
@@ -330,6 +348,7 @@ trap 'lost=1' ALRM
 mode=direct
 if [ "$base" ]; then
     mode=file
+    make_room_if_full
     command -v cat >/dev/null && command -v sleep >/dev/null && mkfifo -m 600 "$base.fifo" && mode=fifo
 fi
 case $mode in
@@ -356,14 +375,17 @@ fifo)
     ) &
     reader=$!
     exec 4<&- 7>&-
+    make_room_if_full
     launch
     status=$?
     trap '' PIPE
     exec 9>&-
-    is_full && make_room
     # Mostly the reader ends at once, and nobody needs to be woken to wait for it.
     i=0
-    while [ "$i" -lt 50 ] && alive "$reader"; do i=$((i + 1)); done
+    while [ "$i" -lt 50 ] && alive "$reader"; do
+        make_room_if_full
+        i=$((i + 1))
+    done
     if [ "$i" = 50 ]; then
         echo ended >>"$log"
         alive "$watchdog" && kill -USR2 "$watchdog" || alarm=1
