@@ -138,13 +138,14 @@ def find_busybox() -> str:
 
 #: Backends by name, and what each lacks of a full machine.
 LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
-SANDBOXES = [
-    *LOCAL,
-    "scripted",
+ISOLATED = [
     "bubblewrap",
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker-busybox", marks=pytest.mark.docker),
 ]
+SANDBOXES = [*LOCAL, "scripted", *ISOLATED]
+#: Of the isolated ones.
+MAX_PROCESSES, MEMORY_MB = 100, 128
 
 
 def local_environment(name: str, directory: Path, env: dict[str, str] | None = None) -> LocalEnvironment:
@@ -197,6 +198,7 @@ def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
         trial_paths=TrialPaths(directory / "trial"),
         task_env_config=TaskEnvironmentConfig(),
         network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC),
+        max_processes=MAX_PROCESSES,
     )
 
 
@@ -214,6 +216,8 @@ def live(name: str, directory: Path) -> Iterator[Live]:
     if name == "bubblewrap":
         environment: Any = bubblewrap_environment(directory)
     else:
-        environment = docker_environment(directory, BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE)
+        image = BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE
+        options = {"max_processes": MAX_PROCESSES}
+        environment = docker_environment(directory, image, options=options, workdir="/root", memory_mb=MEMORY_MB)
     with started(environment) as sandbox:
         yield sandbox

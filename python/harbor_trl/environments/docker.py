@@ -2,8 +2,9 @@
 
 What differs from `harbor.environments.docker`:
 
-- PID 1 of the main container is a shell that ends on SIGTERM, collects the dead, and outlives `kill -9 -1`. Harbor's
-  `sleep infinity` ignores the signal, and every stop takes the ten seconds of Docker's grace period.
+- PID 1 of the main container is a shell that ends on its stop signal, collects the dead, and outlives `kill 1` and
+  `kill -9 -1`. Harbor's `sleep infinity` ignores the signal, and every stop takes the ten seconds of Docker's grace
+  period.
 - Commands run in `bash` where the image has it, else in `sh`.
 - A container that has ended by itself when its start is over is an error that says how it ended.
 - The image is built once per content and process, not once per rollout. It stays, as `harbor-trl-task:<digest>`, so
