@@ -109,7 +109,7 @@ def main() -> None:
         # A shell as PID 1 waits for orphans.
         own = [sys.executable, *sys.orig_argv[1:]]
         os.execvp("unshare", ["unshare", "-mpf", "--mount-proc", "bash", "-c", '"$@"; exit "$?"', "bash", *own])
-    with tempfile.TemporaryDirectory() as scratch, live(options.sandbox, Path(scratch)) as sandbox:
+    with tempfile.TemporaryDirectory() as scratch, live(options.sandbox, Path(scratch), 1024) as sandbox:
         bystanders = [subprocess.Popen(["sleep", "86399"], start_new_session=True) for _ in range(20)]
         with reused_pids() if options.reuse else contextlib.nullcontext():
             for at_deadline, calls in ((False, options.calls), (True, options.at_deadline)):

@@ -192,7 +192,7 @@ def test_watchdogs_end_with_their_calls(tools):
         pytest.skip("one of each kind is enough")
 
     async def both() -> Counter[str]:
-        runs = (leave_running(tools.environment, 6, at_deadline=late, at_once=6) for late in (False, True))
+        runs = (leave_running(tools.environment, 4, at_deadline=late, at_once=4) for late in (False, True))
         return sum(await asyncio.gather(*runs), Counter())
 
     counts = tools.wait(both())
@@ -401,7 +401,7 @@ def test_random_commands_give_what_the_same_shell_gives(parts, end, twin):
     shown = re.sub(r"\n\[killed by SIG(?!TERM)\w+\]\Z", "", result.text)
     text += "\n".join(notes)
     if len(command.encode()) > LONGEST_ARGUMENT:  # evaluated, and some shells tell so in their messages
-        shown, text = shown.replace("eval: ", ""), text.replace("eval: ", "")
+        shown, text = (re.sub(r"eval: |line \d+: ", "", it) for it in (shown, text))
     assert shown == text
     assert result.return_code == code
 
@@ -568,6 +568,16 @@ def test_a_native_bounded_exec_is_used(local):
     assert result.text == ("abcde\n[... left out: 55 bytes, 2 lines; the whole output is in /tmp/all ...]\nklm\n(rc=1)")
 
 
+def test_what_is_left_of_a_budget_is_rounded(local):
+    class Late(ScriptedEnvironment):
+        async def bounded_exec(self, command, **kwargs):
+            return BoundedOutput(b"", timed_out=True)
+
+    for seconds, shown in ((59.6102, "59.6"), (180, "180"), (1e6, "1000000"), (0.25, "0.25")):
+        result = asyncio.run(run_command(Late(local), "true", timeout_sec=seconds))
+        assert result.text == f"[timed out after {shown} s: the command and all it started were killed]"
+
+
 def test_nowhere_to_write(tmp_path):
     """All directories full or read-only: the beginning of the output still comes."""
     if os.geteuid() == 0 and not os.path.exists("/usr/bin/unshare"):
@@ -589,7 +599,7 @@ def test_the_tasks_own_variables_win(tmp_path):
     assert asyncio.run(run_command(environment, "echo $TERM [$PAGER] $GIT_PAGER")).text == "xterm [] cat\n"
 
 
-# --- what a sandbox can be made to suffer ------------------------------------------------------------------------------
+# --- what a sandbox can be made to suffer -----------------------------------------------------------------------------
 
 isolated = pytest.mark.parametrize("sandbox", ISOLATED, indirect=True)
 

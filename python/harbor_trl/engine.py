@@ -144,7 +144,12 @@ class Engine:
                         flush=True,
                     )
             if count:
-                logger.warning("%d sandboxes did not stop within %.0f s", count, timeout_sec)
+                logger.warning(
+                    "%d sandboxes did not stop within %.0f s. Of Docker's, a process of its own removes what is left "
+                    "within a minute of the engine's answering; later, `harbor-trl clean` does",
+                    count,
+                    timeout_sec,
+                )
             self.submit(end_calls()).result()
         except (KeyboardInterrupt, SystemExit):
             sys.stderr.flush()
