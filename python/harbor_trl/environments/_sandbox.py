@@ -686,7 +686,7 @@ class Sandbox:
                     await self._until_gone()
         except TimeoutError:
             raise RuntimeError(
-                f"The sandbox (process {self.pid or 'not started'}) has not ended {2 * _STOP_SEC:g} seconds after it was "
+                f"The sandbox (process {self.pid or '?'}) has not ended {2 * _STOP_SEC:g} seconds after it was "
                 f"told to; its launcher (process {self.launcher.pid}) may be stopped."
             ) from None
         finally:
