@@ -51,9 +51,6 @@ slay() {
         while [ "$i" -lt 10 ] && kill -0 -"$pid" && ! is_full; do
             sleep 0.1 || sleep 1
             i=$((i + 1))
-            # When it has ended, its number may go to somebody else.
-            read_process "$pid"
-            [ -z "$started" ] || [ "$started" = "$begun" ] || { pid= && break; }
         done
     fi
     # Other shells than bash read byte by byte, which takes long where there are many processes.
@@ -81,9 +78,14 @@ is_marked() {
 
 # Marked by: $1, or any call.
 slay_now() {
-    if [ "$pid" ] && ! kill -KILL -"$pid"; then
+    if [ "$pid" ]; then
+        # When it and its group have ended, its number may be somebody else's.
         read_process "$pid"
-        [ "$started" = "$begun" ] && kill -KILL "$pid"
+        if [ -z "$started" ] || [ "$started" = "$begun" ]; then
+            kill -KILL -"$pid" || { [ "$started" ] && kill -KILL "$pid"; }
+        else
+            pid=
+        fi
     fi
     for pass in 1 2 3; do
         found=
@@ -162,7 +164,6 @@ make_room() {
     read_log
     # The first process has ended: if there is one of its number, that is another.
     begun=
-    read_process "$pid" && pid=
     slay_now
     exhausted=1
 }
