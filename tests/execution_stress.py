@@ -56,22 +56,23 @@ async def leave_running(environment: Any, calls: int, *, at_deadline: bool, at_o
         done += len(batch)
         # A watchdog that was left would fire now.
         await asyncio.sleep(DEADLINE_SEC + 0.7)
-        alive = await running(environment, {pid: line for pid, line, _ in batch if pid.isdigit()})
-        for pid, _, timed_out in batch:
+        # By its line: within a batch, the number of a process that was killed may be another's by now.
+        alive = await running(environment, {line: pid for pid, line, _ in batch if pid.isdigit()})
+        for pid, line, timed_out in batch:
             if not pid.isdigit():
                 counts[f"no process: {pid}"] += 1
             elif timed_out:
-                counts["timed out, and yet running" if pid in alive else "timed out"] += 1
+                counts["timed out, and yet running" if line in alive else "timed out"] += 1
             else:
-                counts["left running" if pid in alive else "killed unasked"] += 1
-        await environment.exec(f"kill -KILL {' '.join(alive)}; :")
+                counts["left running" if line in alive else "killed unasked"] += 1
+        await environment.exec(f"kill -KILL {' '.join(pid for pid, line, _ in batch if line in alive)}; :")
     return counts
 
 
-async def running(environment: Any, lines: Mapping[str, str]) -> set[str]:
-    """Which of these processes have the command line, without its spaces, that is given for each."""
-    script = 'exec 2>/dev/null; look() { c=; read -r c <"/proc/$1/cmdline"; [ "$c" = $2 ] && echo $1; }; '
-    script += "".join(f"look {process} {line}; " for process, line in lines.items())
+async def running(environment: Any, processes: Mapping[str, str]) -> set[str]:
+    """Which of these command lines (without their spaces) the process has that is given for each."""
+    script = 'exec 2>/dev/null; look() { c=; read -r c <"/proc/$1/cmdline"; [ "$c" = $2 ] && echo $2; }; '
+    script += "".join(f"look {process} {line}; " for line, process in processes.items())
     return set(((await environment.exec(script + ":")).stdout or "").split())
 
 
@@ -108,7 +109,7 @@ def main() -> None:
         # A shell as PID 1 waits for orphans.
         own = [sys.executable, *sys.orig_argv[1:]]
         os.execvp("unshare", ["unshare", "-mpf", "--mount-proc", "bash", "-c", '"$@"; exit "$?"', "bash", *own])
-    with tempfile.TemporaryDirectory() as scratch, live(options.sandbox, Path(scratch)) as sandbox:
+    with tempfile.TemporaryDirectory() as scratch, live(options.sandbox, Path(scratch), 1024) as sandbox:
         bystanders = [subprocess.Popen(["sleep", "86399"], start_new_session=True) for _ in range(20)]
         with reused_pids() if options.reuse else contextlib.nullcontext():
             for at_deadline, calls in ((False, options.calls), (True, options.at_deadline)):

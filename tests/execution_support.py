@@ -138,13 +138,14 @@ def find_busybox() -> str:
 
 #: Backends by name, and what each lacks of a full machine.
 LOCAL = ["bash", "bash-posix", "dash", "ash", "no-setsid", "nothing-but-sh"]
-SANDBOXES = [
-    *LOCAL,
-    "scripted",
+ISOLATED = [
     "bubblewrap",
     pytest.param("docker", marks=pytest.mark.docker),
     pytest.param("docker-busybox", marks=pytest.mark.docker),
 ]
+SANDBOXES = [*LOCAL, "scripted", *ISOLATED]
+#: Of the isolated ones.
+MAX_PROCESSES, MEMORY_MB = 100, 128
 
 
 def local_environment(name: str, directory: Path, env: dict[str, str] | None = None) -> LocalEnvironment:
@@ -182,7 +183,7 @@ def docker_environment(directory: Path, image: str, **config: Any) -> FastDocker
     )
 
 
-def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
+def bubblewrap_environment(directory: Path, max_processes: int) -> BubblewrapEnvironment:
     try:
         check_available()
     except SandboxUnavailableError as error:
@@ -197,11 +198,12 @@ def bubblewrap_environment(directory: Path) -> BubblewrapEnvironment:
         trial_paths=TrialPaths(directory / "trial"),
         task_env_config=TaskEnvironmentConfig(),
         network_policy=NetworkPolicy(network_mode=NetworkMode.PUBLIC),
+        max_processes=max_processes,
     )
 
 
 @contextlib.contextmanager
-def live(name: str, directory: Path) -> Iterator[Live]:
+def live(name: str, directory: Path, max_processes: int = MAX_PROCESSES) -> Iterator[Live]:
     """The sandbox called `name`, started."""
     if name in LOCAL or name == "scripted":
         local = local_environment("bash" if name == "scripted" else name, directory)
@@ -212,8 +214,10 @@ def live(name: str, directory: Path) -> Iterator[Live]:
             sandbox.close()
         return
     if name == "bubblewrap":
-        environment: Any = bubblewrap_environment(directory)
+        environment: Any = bubblewrap_environment(directory, max_processes)
     else:
-        environment = docker_environment(directory, BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE)
+        image = BUSYBOX_IMAGE if name == "docker-busybox" else BASE_IMAGE
+        options = {"max_processes": max_processes}
+        environment = docker_environment(directory, image, options=options, workdir="/root", memory_mb=MEMORY_MB)
     with started(environment) as sandbox:
         yield sandbox

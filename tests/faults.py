@@ -119,6 +119,17 @@ class StopsAnswering(CloudEnvironment):
         return await super().exec(*args, **kwargs)
 
 
+class EndsByItself(CloudEnvironment):
+    """Once `ended` is set, it says of every command what Docker says of a container whose ENTRYPOINT has ended."""
+
+    ended: ClassVar[threading.Event] = threading.Event()
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        if self.ended.is_set():
+            return ExecResult(stdout="Error response from daemon: container 3f2a is not running\n", return_code=1)
+        return await super().exec(*args, **kwargs)
+
+
 class DropsCopies(CloudEnvironment):
     """Builds its image without the build context, so that COPY leaves nothing."""
 

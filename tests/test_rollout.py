@@ -268,6 +268,24 @@ def test_a_sandbox_beyond_use_ends_as_zero_without_waiting_for_a_verifier(tmp_pa
     faults.StopsAnswering.silent.clear()
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_a_sandbox_that_ended_before_the_first_command_is_no_policys_doing(tmp_path, options, used):
+    import faults
+
+    faults.EndsByItself.ended.clear()
+    env = bash_env(options, "faults:EndsByItself")
+    env.reset(task_dir=make_task(tmp_path / "task"))
+    if used:
+        env.bash("true")
+    env._current.engine.run(env._current.sandbox())
+    faults.EndsByItself.ended.set()
+    assert env.bash("true") == (
+        "[not run: the sandbox has ended: Error response from daemon: container 3f2a is not running]"
+    )
+    assert env.reward == (0.0 if used else None)
+    assert env._failure.kind is (FailureKind.SANDBOX_BROKEN if used else FailureKind.SANDBOX_LOST)
+
+
 def test_direct_use_of_the_sandbox_counts_as_a_command(tmp_path, options):
     env = bash_env(options, "faults:TestsUploadFails")
     env.reset(task_dir=make_task(tmp_path / "task"))

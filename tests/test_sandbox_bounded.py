@@ -108,12 +108,6 @@ def test_a_command_may_clean_up_at_the_deadline(live: Live) -> None:
     assert result.text == "cleaned\n[timed out after 1 s: the command and all it started were killed]"
 
 
-def test_every_process_killed_gives_what_was_written(live: Live) -> None:
-    result = run(live, "echo written; sleep 0.2; kill -9 -1; sleep 9")
-    assert result.text == "written\n(rc=137)\n[killed by SIGKILL]" and not result.broken
-    assert run(live, "echo usable").text == "usable\n"
-
-
 def test_a_cancelled_command_is_killed(live: Live) -> None:
     call = asyncio.run_coroutine_threadsafe(
         run_command(live.environment, "setsid sleep 4343433 & sleep 4343433"), live.loop
@@ -135,21 +129,11 @@ def test_a_sandbox_without_bash_uses_sh_and_without_either_says_so(live: Live) -
     assert result.broken and result.text.startswith("[not run: the sandbox has no shell that its backend can start")
 
 
-def test_a_working_directory_that_is_gone_is_named(live: Live) -> None:
-    run(live, "rm -rf /work")
-    assert (
-        run(live, "pwd; mkdir /work").text
-        == "/\n[the sandbox's working directory does not exist any more: this ran in /]"
-    )
-    assert run(live, "pwd").text == "/work\n"
-
-
-@pytest.mark.parametrize("bomb", [":(){ :|:& };:", "f(){ f|f; }; f", "while :; do sleep 60 & done"])
-@pytest.mark.parametrize("user", ["root", "1000"])
-def test_a_fork_bomb_leaves_the_sandbox_usable(live: Live, bomb: str, user: str) -> None:
-    if user != "root" and not live.environment._sandbox.many_users:
+@pytest.mark.parametrize("bomb", [":(){ :|:& };:", "while :; do sleep 60 & done"])
+def test_a_fork_bomb_of_another_user_leaves_the_sandbox_usable(live: Live, bomb: str) -> None:
+    if not live.environment._sandbox.many_users:
         pytest.skip("a sandbox that an ordinary user starts has one user")
-    with live.environment.with_default_user(user):
+    with live.environment.with_default_user("1000"):
         assert run(live, f"echo lit; {bomb}", timeout_sec=2).text.startswith("lit\n")
         second = run(live, "/bin/echo usable", timeout_sec=20)
         assert second.text.startswith("usable\n"), second

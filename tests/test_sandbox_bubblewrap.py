@@ -671,6 +671,18 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def test_a_stopped_launcher_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sandbox, "_STOP_SEC", 0.1)
+    process = _sandbox.current_launcher()._process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        environment = make_environment("bubblewrap", tmp_path, options={"start_timeout_sec": 0.5})
+        with pytest.raises(RuntimeError, match=f"within 0.5 seconds: its launcher .process {process.pid}. is stopped"):
+            asyncio.run(environment.start(force_build=False))
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 def test_a_killed_launcher_ends_its_sandboxes_and_the_next_start_works(tmp_path: Path) -> None:
     with running(make_environment("bubblewrap", tmp_path / "1")) as live:
         launcher = live.environment._sandbox.launcher

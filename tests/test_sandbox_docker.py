@@ -18,6 +18,7 @@ from harbor_trl.environments import environment_for
 from harbor_trl.environments.docker import FastDockerEnvironment, context_digest
 from harbor_trl.errors import SandboxUnavailableError
 from harbor_trl.execution import run_command
+from harbor_trl.rollout import preflight
 from sandbox_support import Live, make_environment, own_images, require, run_trial, running, write_task
 
 # --- choosing a backend (no engine needed) ----------------------------------------------------------------------------
@@ -186,6 +187,13 @@ def test_what_is_copied_out_is_bounded_in_all(live: Live, tmp_path: Path, monkey
     with pytest.raises(RuntimeError, match="more than 1048576 bytes"):
         live.wait(live.environment.download_dir("/many", tmp_path / "out"))
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) <= 1 << 20
+
+
+@pytest.mark.docker
+def test_an_engine_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with pytest.raises(SandboxUnavailableError, match=r"DOCKER_HOST=tcp://127.0.0.1:1: Cannot connect to the Docker"):
+        preflight("docker", {})
 
 
 @pytest.mark.docker

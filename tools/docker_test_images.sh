@@ -90,7 +90,7 @@ if ! has_image "$BASE"; then
     [ "$(id -u)" = 0 ] || skip "the image $BASE is missing, and only root can make it (or run: docker pull $BASE)"
     command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap >/dev/null 2>&1 ||
         skip "the image $BASE is missing, and debootstrap could not be installed"
-    debootstrap --variant=minbase --include=python3-minimal,ca-certificates,procps bookworm "$work/base" "$uri" >"$work/debootstrap.log" ||
+    debootstrap --variant=minbase --include=python3-minimal,ca-certificates,procps,sudo bookworm "$work/base" "$uri" >"$work/debootstrap.log" ||
         { tail -n 5 "$work/debootstrap.log" >&2; exit 1; }
     rm -rf "$work"/base/var/cache/apt/archives/*.deb "$work"/base/var/lib/apt/lists/*
     # An import has no CMD of its own; the published image has this one.

@@ -18,25 +18,39 @@ id=$1 seconds=$2 shown=$3 keep=$4 cap=$5 file=$6 command=$HARBOR_TRL_COMMAND
 mark=@@harbor-trl-$id@@ grep=
 printf '%s start\n' "$mark"
 exec 2>/dev/null
-read -r _ _ _ _ own_group _ </proc/self/stat
+read -r self _ _ _ own_group _ </proc/self/stat
+
+# What has happened, in lines that are only appended, so that all of us see the same order: the number of the command's
+# first process; `late`, the deadline has passed; `ended`, the command has, and its output is waited for; `over`, the
+# call is. The first of those three decides whether the command has timed out. `full`: the watchdog could not start a
+# `sleep`, and killed what commands had left running.
+read_log() {
+    pid= ruling= closed=
+    while read -r line; do
+        case $line in
+        late | ended | over) ruling=${ruling:-$line} ;;
+        full) exhausted=1 ;;
+        *) pid=$line ;;
+        esac
+        [ "$line" = over ] && closed=1
+    done <"$log"
+}
 
 # The command's first process leads its session and group; what left the group still carries the mark in its
 # environment. The watchdog must not be ended in the middle of this.
 slay() {
     trap '' USR1 USR2
     slain=1
-    [ "$base" ] && read -r pid _ <"$base.pid" || read -r pid _ <&6
+    read_log
     if [ "$pid" ]; then
-        read_start "$pid"
+        read_process "$pid"
         begun=$started
-        kill -TERM -"$pid" || kill -TERM "$pid"
+        kill -TERM -"$pid" || { [ "$begun" ] && kill -TERM "$pid"; }
         i=0
-        while [ "$i" -lt 10 ] && kill -0 -"$pid"; do
+        # Where no process can be started, the shell would wait long for one.
+        while [ "$i" -lt 10 ] && kill -0 -"$pid" && ! is_full; do
             sleep 0.1 || sleep 1
             i=$((i + 1))
-            # When it has ended, its number may go to somebody else.
-            read_start "$pid"
-            [ -z "$started" ] || [ "$started" = "$begun" ] || { pid= && break; }
         done
     fi
     # Other shells than bash read byte by byte, which takes long where there are many processes.
@@ -45,43 +59,58 @@ slay() {
     slain=
 }
 
-# When process $1 was started; empty if there is none.
-read_start() {
-    started= line=
+# The state, parent and group of process $1, and when it was started; empty if there is none.
+read_process() {
+    state= parent= group_of= started= line=
     read -r line <"/proc/$1/stat" || return
+    # Its name may hold anything.
     set -- ${line##*) }
-    started=${20}
+    state=$1 parent=$2 group_of=$3 started=${20}
 }
 
-# Whether the environment in file $1 carries the mark of call $2.
+# Whether the environment in file $1 carries the mark of call $2, or of any: this script names the variable, too.
 is_marked() {
     while IFS= read -r line || [ "$line" ]; do
-        case $line in *HARBOR_TRL_EXEC="$2"*) return 0 ;; esac
+        case $line in *HARBOR_TRL_EXEC=${2:-[0-9a-f]}*) return 0 ;; esac
     done <"$1"
     return 1
 }
 
-# Marked by: $1.
+# Marked by: $1, or any call.
 slay_now() {
-    [ "$pid" ] && { kill -KILL -"$pid" || kill -KILL "$pid"; }
+    if [ "$pid" ]; then
+        # When it and its group have ended, its number may be somebody else's.
+        read_process "$pid"
+        if [ -z "$started" ] || [ "$started" = "$begun" ]; then
+            kill -KILL -"$pid" || { [ "$started" ] && kill -KILL "$pid"; }
+        else
+            pid=
+        fi
+    fi
     for pass in 1 2 3; do
         found=
         environs='/proc/[0-9]*/environ'
-        [ "$grep" ] && environs=$(grep -lsz "HARBOR_TRL_EXEC=$1" $environs)
+        [ "$grep" ] && environs=$(grep -lsz "HARBOR_TRL_EXEC=${1:-[0-9a-f]}" $environs)
         for environ in $environs; do
             is_marked "$environ" "$1" || continue
             process=${environ%/environ}
-            read -r _ _ _ _ other _ <"$process/stat" || continue
+            read_process "${process#/proc/}" || continue
             # It may have ended meanwhile, and its number be another's.
             is_marked "$environ" "$1" || continue
             # Its group too: a fork bomb is faster than this loop.
-            [ "$other" -gt 1 ] && [ "$other" != "$own_group" ] && kill -KILL -"$other"
+            [ "$group_of" -gt 1 ] && [ "$group_of" != "$own_group" ] && kill -KILL -"$group_of"
             kill -KILL "${process#/proc/}" && found=1
         done
         [ "$found" ] || break
     done
     # Processes of another user are out of reach, unless sudo asks for no password.
-    [ "$pid" ] && [ -e "/proc/$pid" ] && command -v sudo >/dev/null && sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+    [ "$pid" ] && command -v sudo >/dev/null && for process in /proc/[0-9]*; do
+        read_process "${process#/proc/}"
+        if [ "$group_of" = "$pid" ] && [ "$state" != Z ]; then
+            sudo -n kill -KILL -- -"$pid" </dev/null >/dev/null
+            break
+        fi
+    done
 }
 
 find_output() {
@@ -93,8 +122,14 @@ find_output() {
 # bash waits for children unasked.
 alive() {
     kill -0 "$1" || return 1
-    read -r _ _ state parent _ <"/proc/$1/stat" || state= parent=$$
-    [ "$state" != Z ] && [ "$parent" = $$ ]
+    read_process "$1" || parent=$self
+    [ "$state" != Z ] && [ "$parent" = "$self" ]
+}
+
+# Signal $1 to the shell that we are a child of, if it still is there.
+tell() {
+    read -r _ _ _ parent _ </proc/self/stat || parent=$$
+    [ "$parent" = $$ ] && kill -"$1" $$
 }
 
 # Whole seconds of a clock that nobody sets.
@@ -112,10 +147,34 @@ count_oom_kills() {
     done
 }
 
+# Whether this container may hardly start any more processes. cgroup v2, v1.
+is_full() {
+    for directory in /sys/fs/cgroup /sys/fs/cgroup/pids; do
+        read -r processes <"$directory/pids.current" && read -r most <"$directory/pids.max" && [ "$most" != max ] &&
+            [ "$((processes + 8))" -gt "$most" ] && return
+    done
+    return 1
+}
+
+# What this command or an earlier one left running is the likely reason. Bash tries for a quarter of a minute to start a
+# process, so this is asked before.
+make_room_if_full() { is_full && make_room; }
+
+make_room() {
+    read_log
+    # The first process has ended: if there is one of its number, that is another.
+    begun=
+    slay_now
+    exhausted=1
+}
+
 # The command in a session of its own, output to descriptor 9. In the foreground: a shell starts background processes
 # with SIGINT ignored, and they could not get rid of that.
 launch() (
-    { read -r pid _ </proc/self/stat || pid=$(exec sh -c 'echo "$PPID"'); } && [ "$base" ] && echo "$pid" >"$base.pid"
+    { read -r pid _ </proc/self/stat || pid=$(exec sh -c 'echo "$PPID"'); } && echo "$pid" >>"$log"
+    # A watchdog that fired before has seen no process.
+    read_log
+    [ "$ruling" ] && exit 124
     HARBOR_TRL_EXEC=$id TERM=${TERM-dumb} PAGER=${PAGER-cat} GIT_PAGER=${GIT_PAGER-cat} MANPAGER=${MANPAGER-cat}
     GIT_TERMINAL_PROMPT=${GIT_TERMINAL_PROMPT-0} DEBIAN_FRONTEND=${DEBIAN_FRONTEND-noninteractive}
     export HARBOR_TRL_EXEC TERM PAGER GIT_PAGER MANPAGER GIT_TERMINAL_PROMPT DEBIAN_FRONTEND
@@ -142,6 +201,21 @@ print_with_builtins() {
     IFS= read -r line <&8 && lost=1
 }
 
+# The call is over for the watchdog, if it has not begun to kill.
+dismiss() {
+    echo over >>"$log"
+    alive "$watchdog" && kill -USR1 "$watchdog"
+}
+
+# A signal may come from anybody.
+rule() {
+    read_log
+    case $ruling in
+    late) timed_out=1 ;;
+    ended | over) timed_out=0 ;;
+    esac
+}
+
 report() {
     count_oom_kills
     printf '%s rc=%s size=%s timed_out=%s over=%s lost=%s exhausted=%s held=%s ooms=%s mode=%s shell=%s group=%s file=%s end\n' "$mark" \
@@ -150,15 +224,17 @@ report() {
     reported=1
 }
 
-# A shell that cannot fork ends here. What this command or an earlier one left running is the likely reason.
+# A shell that cannot fork ends here.
 emergency() {
-    [ "$reported" ] && return
-    read -r self _ </proc/self/stat && [ "$self" != "$$" ] && return
+    self=
+    read -r self _ </proc/self/stat
+    case $reported$self in '' | $$) ;; *) return ;; esac
     trap '' USR1 USR2
-    read -r pid _ <&6
-    slay_now
+    make_room
     print_with_builtins
-    status=${status:-125} exhausted=1
+    status=${status:-125}
+    dismiss
+    rule
     report
 }
 
@@ -181,17 +257,21 @@ base=
 for dir in /tmp /dev/shm /var/tmp "$HOME" "$PWD"; do
     [ -w "$dir" ] || continue
     base=$dir/harbor-trl-$id
-    printf x >"$base.out" && echo >"$base.pid" && break
-    rm -f "$base.out" "$base.pid"
+    printf x >"$base.out" && echo >"$base.log" && break
+    rm -f "$base.out" "$base.log"
     base=
 done
+log=/dev/null
 if [ "$base" ]; then
     # Whoever removes the files does not take the output with them.
-    exec 6<"$base.pid" 7>"$base.out" 8<"$base.out"
+    exec 6<"$base.log" 7>"$base.out" 8<"$base.out"
+    log=/proc/self/fd/6
+    [ -e "$log" ] || log=$base.log
     trap emergency EXIT
 else
     exec 6</dev/null 7>/dev/null 8</dev/null
 fi
+make_room_if_full
 
 # Not by exit status: bash forgets that of a process that ends while a trap interrupts `wait`.
 timed_out=0 lost=0 held=0 alarm=
@@ -205,45 +285,58 @@ command -v sleep >/dev/null && {
 (
     trap - EXIT
     exec >/dev/null 7>&- 8<&-
-    # A signal sent before the handlers stood is lost, but what it said is in the file.
+    read -r self _ </proc/self/stat
+    end_sleep() { alive $! && kill $!; }
+    # A signal sent before the handlers stood is lost, but what it said is in the log.
     look_up() {
-        line=
-        [ "$base" ] && read -r line <"$base.pid"
-        case $line in
-        over) kill $!; exit 0 ;;
-        ended) ended=1 ;;
-        esac
+        read_log
+        [ "$closed" ] && [ "$ruling" != late ] && { end_sleep; exit 0; }
         :
     }
-    trap '[ "$slain" ] && grep= && slay_now "$id"; kill -USR2 $$' EXIT
+    # What is to become `sleep` comes here, too, when it is ended before; bash then takes the first `[` for true.
+    leave() {
+        read -r own _ </proc/self/stat
+        case $own in "$self") ;; *) return ;; esac
+        read_log
+        if [ "$slain" ]; then
+            grep=
+            slay_now "$id"
+        elif [ "$base" ] && [ -z "$ruling" ]; then
+            echo full >>"$log"
+            make_room
+        fi
+        tell USR2
+    }
+    trap leave EXIT
     trap : TERM INT HUP
-    trap 'kill $!; exit 0' USR1
+    trap 'end_sleep; exit 0' USR1
     # Ends the sleep, not only the wait: it may come before that.
-    trap 'ended=1; kill $!' USR2
+    trap end_sleep USR2
     read_clock
     end=$((now + seconds))
     while :; do
         sleep "$((end - now))" &
         look_up
-        [ "$ended" ] || wait $!
+        [ "$ruling" ] || wait $!
+        look_up
         # The command may end all that is called `sleep`.
         read_clock
-        { [ "$ended" ] || [ "${now:-$end}" -ge "$end" ]; } && break
+        { [ "$ruling" ] || [ "${now:-$end}" -ge "$end" ]; } && break
     done
-    # From here on it is decided: a call that is over by now ends without a word, any other has timed out.
     trap '' USR1 USR2
+    echo late >>"$log"
     look_up
-    if [ "$ended" ]; then
-        kill $!
-        trap 'kill $!; exit 0' USR1
+    if [ "$ruling" = ended ]; then
+        end_sleep
+        trap 'end_sleep; exit 0' USR1
         # If its output does not end soon, a background process holds it.
         while look_up; do
             sleep 0.2 &
             wait $!
-            kill -USR2 $$ || exit 0
+            tell USR2 || exit 0
         done
     fi
-    kill -USR1 $$
+    tell USR1
     slay
     sleep 0.1
 ) &
@@ -256,6 +349,7 @@ trap 'lost=1' ALRM
 mode=direct
 if [ "$base" ]; then
     mode=file
+    make_room_if_full
     command -v cat >/dev/null && command -v sleep >/dev/null && mkfifo -m 600 "$base.fifo" && mode=fifo
 fi
 case $mode in
@@ -276,22 +370,26 @@ fifo)
             cat <&4 &
             slay
         else
-            kill -ALRM $$
+            tell ALRM
             cat <&4
         fi
     ) &
     reader=$!
     exec 4<&- 7>&-
+    make_room_if_full
     launch
     status=$?
     trap '' PIPE
     exec 9>&-
     # Mostly the reader ends at once, and nobody needs to be woken to wait for it.
     i=0
-    while [ "$i" -lt 50 ] && alive "$reader"; do i=$((i + 1)); done
-    if [ "$timed_out" = 0 ] && [ "$i" = 50 ]; then
-        echo ended >"$base.pid"
-        kill -USR2 "$watchdog" || alarm=1
+    while [ "$i" -lt 50 ] && alive "$reader"; do
+        make_room_if_full
+        i=$((i + 1))
+    done
+    if [ "$i" = 50 ]; then
+        echo ended >>"$log"
+        alive "$watchdog" && kill -USR2 "$watchdog" || alarm=1
     fi
     while [ -z "$alarm" ] && alive "$reader"; do wait "$reader"; done
     find_output
@@ -333,11 +431,8 @@ direct)
     done
     ;;
 esac
-if [ "$watchdog" ] && [ "$timed_out" = 0 ]; then
-    [ "$base" ] && echo over >"$base.pid"
-    kill -USR1 "$watchdog"
-fi
-# It must not outlive this call, and it may have begun to kill when it was told: then it has said so before it ends.
+dismiss
+# It must not outlive this call, and it may have begun to kill when it was told.
 while [ "$watchdog" ] && alive "$watchdog"; do
     if [ "$base" ] || [ "$timed_out" = 1 ]; then
         wait "$watchdog"
@@ -347,6 +442,7 @@ while [ "$watchdog" ] && alive "$watchdog"; do
     fi
 done
 trap '' USR1 USR2
+rule
 [ "$file" ] && rm -f "$file"
 
 if [ "$base" ]; then
@@ -368,9 +464,9 @@ if [ "$base" ]; then
     if [ "$size" -gt "$shown" ] || [ "$held" = 1 ]; then
         kept=$base.out
         report
-        exec rm -f "$base.fifo" "$base.pid"
+        exec rm -f "$base.fifo" "$base.log"
     fi
     report
-    exec rm -f "$base.fifo" "$base.pid" "$base.out"
+    exec rm -f "$base.fifo" "$base.log" "$base.out"
 fi
 report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harbor_trl.engine import engine
 from harbor_trl.errors import SandboxFileError, SandboxLostError
+from harbor_trl.execution import SANDBOX_GONE
 from harbor_trl.options import RolloutOptions
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class HarborEnv:
             return self._run(work(environment))
         except SandboxFileError as error:
             # A backend may say in a command's output that it has no sandbox to run it in.
-            if not _NO_SANDBOX.search(str(error)):
+            if not SANDBOX_GONE.search(str(error)):
                 raise
             raise SandboxLostError(f"the sandbox is gone: {error}") from error
         except RuntimeError as error:
@@ -210,7 +210,7 @@ class HarborEnv:
         environment = engine().run(rollout.sandbox())
         if environment is None:
             raise SandboxLostError(rollout.dead_text())
-        rollout.touched = True
+        rollout.touch()
         return environment
 
     @property
@@ -275,7 +275,6 @@ class HarborEnv:
             rollout.abandon()
 
 
-_NO_SANDBOX = re.compile(r"no such container|container \S+ is not running", re.IGNORECASE)
 _NO_ROLLOUT = "[there is no rollout: reset() was never called]"
 #: How many callers up a reward function's `environments` is looked for.
 _FRAMES = 12

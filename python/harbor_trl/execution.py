@@ -45,6 +45,8 @@ _LEAST_SENT_BYTES = 32 * 1024
 # Linux takes no argument and no variable beyond 128 KiB; some of it are names and what stands around the data.
 _LONGEST_INLINE_BYTES = 128 * 1024 - 64
 _FILE_TIMEOUT_SEC = 60
+#: What a container engine says where a command's output should be.
+SANDBOX_GONE = re.compile(r"no such container|container \S+ is not running", re.IGNORECASE)
 _DIRECTORIES = ("/tmp", "/dev/shm", "/var/tmp")
 
 
@@ -56,6 +58,8 @@ class CommandResult(NamedTuple):
     timed_out: bool = False
     #: The sandbox could not run the command at all: no shell, no processes left, no container.
     broken: bool = False
+    #: It had ended before: the command is not why.
+    gone: bool = False
 
 
 class BoundedOutput(NamedTuple):
@@ -193,8 +197,8 @@ async def run_command(
         if time.monotonic() < deadline and not isinstance(error, TimeoutError):
             raise
         raise SandboxNotAnsweringError(
-            f"The sandbox gave no answer within {timeout_sec + GRACE_SEC:g} s to a command with a limit of "
-            f"{timeout_sec:g} s: {type(error).__name__}: {error}"
+            f"The sandbox gave no answer within {_rounded(timeout_sec + GRACE_SEC)} s to a command with a limit of "
+            f"{_rounded(timeout_sec)} s: {type(error).__name__}: {error}"
         ) from error
     if isinstance(answer, CommandResult):
         return answer
@@ -212,7 +216,7 @@ def _describe(output: BoundedOutput, timeout: float, limit: int, cap: int, fold:
     code = output.return_code
     notes = ["[the sandbox's working directory does not exist any more: this ran in /]"] if output.nowhere else []
     if output.timed_out:
-        notes.append(f"[timed out after {timeout:g} s: the command and all it started were killed]")
+        notes.append(f"[timed out after {_rounded(timeout)} s: the command and all it started were killed]")
     elif output.over_cap:
         notes.append(
             f"[stopped: the command wrote more than {cap // 1024} KiB, so it was killed; "
@@ -241,6 +245,11 @@ def _describe(output: BoundedOutput, timeout: float, limit: int, cap: int, fold:
     if notes and text and not text.endswith("\n"):
         text += "\n"
     return CommandResult(text + "\n".join(notes), 124 if output.timed_out else code, output.timed_out)
+
+
+def _rounded(seconds: float) -> str:
+    """What is left of a budget has many digits."""
+    return f"{seconds:.1f}".removesuffix(".0") if seconds >= 1 else f"{seconds:.2g}"
 
 
 def _signal_name(return_code: int) -> str | None:
@@ -321,9 +330,12 @@ class _WrappedCall:
         if gap:
             counts, _, tail = tail.partition("\n")
             dropped_bytes, dropped_lines = map(int, re.findall(r"\d+", counts))
-        # What the command left in the background wrote behind the mark.
-        head, ended, _ = head.partition(self.mark)
-        tail = "" if ended else tail.partition(self.mark)[0]
+        # What the command left in the background writes behind the mark.
+        if fields["held"] == "1":
+            head, ended, _ = head.partition(self.mark)
+            tail = "" if ended else tail.partition(self.mark)[0]
+        else:  # it has ended meanwhile
+            head, tail = (part.replace(self.mark, "") for part in (head, tail))
         self._note_tools(fields)
         return BoundedOutput(
             head=head.encode("utf-8", "surrogateescape"),
@@ -365,7 +377,7 @@ class _WrappedCall:
     async def _recover(self) -> CommandResult | None:
         """What the command had written when its shell was killed."""
         files = " ".join(f"{directory}/harbor-trl-{self.id}" for directory in _DIRECTORIES)
-        script = f'for f in {files}; do [ -f "$f.out" ] && cat "$f.out" && rm -f "$f.out" "$f.pid" "$f.fifo"; done; :'
+        script = f'for f in {files}; do [ -f "$f.out" ] && cat "$f.out" && rm -f "$f.out" "$f.log" "$f.fifo"; done; :'
         call = _WrappedCall(self.environment, script.encode(), 10, self.sizes[0], self.keep, self.keep * 4)
         result = await call._exec("")
         output = call._parse(result)
@@ -382,6 +394,8 @@ def _said(result: ExecResult) -> str:
 
 def _refused(said: str, code: int) -> CommandResult:
     said = said[:500] or "it said nothing"
+    if SANDBOX_GONE.search(said):
+        return CommandResult(f"[not run: the sandbox has ended: {said}]", code or 125, broken=True, gone=True)
     if re.search(r"(ba)?sh\b.*(not found|no such file)|exec format error", said, re.IGNORECASE):
         text = f"[not run: the sandbox has no shell that its backend can start (any more): {said}]"
     elif "temporarily unavailable" in said or "annot fork" in said:

@@ -318,7 +318,7 @@ class Rollout:
         self.number = next(_numbers)
         self.id = f"{engine.run_id}-{self.number:06d}-{_safe_name(task_dir.name)}"
         self.environment: BaseEnvironment | None = None
-        self.touched = False
+        self._touches = 0
         self._set_up_harness = set_up
         self._predecessor = predecessor
         self._setup_error: BaseException | None = None
@@ -399,7 +399,7 @@ class Rollout:
             timeout_sec = min(timeout_sec, self._tool_limit - self._tool_seconds)
             if timeout_sec < 1:  # the shortest timeout that every backend takes
                 return f"[no time left: this task allows {self._tool_limit:g} s of commands in all]"
-        self.touched = True
+        self.touch()
         started = time.monotonic()
         try:
             # In the context of the agent's phase: Harbor keeps the phase's environment variables in context variables.
@@ -408,6 +408,8 @@ class Rollout:
             if result.broken:  # once may be a passing shortage
                 if (await run_command(environment, "true", timeout_sec=10)).broken:
                     self._beyond_use = f"it can run no command any more: {one_line(result.text)}"
+                    if result.gone and self._touches == 1:  # before the policy's first command could run
+                        self._touches = 0
             else:
                 self.backend.answered = time.monotonic()
         except SandboxNotAnsweringError as error:
@@ -421,6 +423,15 @@ class Rollout:
         finally:
             self._tool_seconds += time.monotonic() - started
         return result.text
+
+    @property
+    def touched(self) -> bool:
+        """Whether the policy ran anything in the sandbox, so that it can have caused what happens there."""
+        return self._touches > 0
+
+    def touch(self) -> None:
+        """Say that the policy is about to use the sandbox."""
+        self._touches += 1
 
     def dead_text(self) -> str:
         outcome = self.result
@@ -576,7 +587,7 @@ class Rollout:
         assert self._trial is not None
         if self._beyond_use is not None:
             trial_task.cancel()
-            return await self._failed(FailureKind.SANDBOX_BROKEN, self._beyond_use)
+            return await self._failed(None, self._beyond_use)
         if trial_task.done() and not trial_task.cancelled():
             trial_task.result()  # Harbor records failures; what it raises is a failure of its own
         result = self._trial.result

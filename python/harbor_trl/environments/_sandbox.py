@@ -28,6 +28,8 @@ from harbor_trl.execution import BoundedOutput
 LAUNCHER_NAME = "harbor-trl-sandbox"
 _BOOTSTRAP = "import marshal; exec(marshal.load(open(0, 'rb')))"
 _MB = 1024 * 1024
+#: How long a sandbox may take to end by itself, and again when it is killed.
+_STOP_SEC = 5.0
 
 BASE_USERS = {
     "root": (0, "/root"),
@@ -206,6 +208,10 @@ class Launcher:
         self.overlay: bool = result["overlay"]
         if usr_links and not self.overlay:
             self.path += ":/opt/python/bin"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -391,7 +397,10 @@ class Sandbox:
             async with asyncio.timeout(timeout_sec):
                 await self._ready
         except TimeoutError:
-            raise RuntimeError(f"The sandbox did not start within {timeout_sec:g} seconds.") from None
+            raise RuntimeError(
+                f"The sandbox did not start within {timeout_sec:g} seconds: its launcher (process "
+                f"{self.launcher.pid}) is stopped, or the machine is too busy."
+            ) from None
 
     # Messages from PID 1 are never trusted beyond their form: numbers, and text for an error.
     def _hear(self) -> None:
@@ -667,14 +676,19 @@ class Sandbox:
         # The pipe closes when bwrap, which waits for PID 1, is gone, and PID 1 waits for every process below it.
         try:
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(_STOP_SEC):
                     await self._until_gone()
             except TimeoutError:
                 if self._pidfd >= 0:
                     with contextlib.suppress(OSError):
                         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(_STOP_SEC):
                     await self._until_gone()
+        except TimeoutError:
+            raise RuntimeError(
+                f"The sandbox (process {self.pid or '?'}) has not ended {2 * _STOP_SEC:g} seconds after it was "
+                f"told to; its launcher (process {self.launcher.pid}) may be stopped."
+            ) from None
         finally:
             for descriptor in (self._errors, self._pidfd):
                 if descriptor >= 0:

@@ -187,7 +187,8 @@ class BubblewrapEnvironment(BaseEnvironment):
                     await asyncio.to_thread(_transfer.pack_entries, out, self.environment_dir, steps)
                     await sandbox.transfer("put", {"target": b"/", "name": b"", "is_file": False}, file.fileno())
         except BaseException:
-            await self.stop(delete=True)
+            with contextlib.suppress(RuntimeError):  # why it did not start says more
+                await self.stop(delete=True)
             raise
 
     @override

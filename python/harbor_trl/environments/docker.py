@@ -2,8 +2,9 @@
 
 What differs from `harbor.environments.docker`:
 
-- PID 1 of the main container is a shell that ends on SIGTERM, collects the dead, and outlives `kill -9 -1`. Harbor's
-  `sleep infinity` ignores the signal, and every stop takes the ten seconds of Docker's grace period.
+- PID 1 of the main container is a shell that ends on its stop signal, collects the dead, and outlives `kill 1` and
+  `kill -9 -1`. Harbor's `sleep infinity` ignores the signal, and every stop takes the ten seconds of Docker's grace
+  period.
 - Commands run in `bash` where the image has it, else in `sh`.
 - A container that has ended by itself when its start is over is an error that says how it ended.
 - The image is built once per content and process, not once per rollout. It stays, as `harbor-trl-task:<digest>`, so
@@ -109,6 +110,14 @@ class FastDockerEnvironment(DockerEnvironment):
     @override
     def _detect_daemon_os(cls) -> str | None:
         return _daemon_os()
+
+    @classmethod
+    @override
+    def preflight(cls, kwargs: dict[str, Any] | None = None) -> None:
+        try:
+            super().preflight(kwargs)
+        except SystemExit as error:
+            raise SystemExit(_why_no_engine() or str(error)) from None
 
     # Static in Harbor, but called on the instance.
     def _requires_egress_control(  # type: ignore[override]
@@ -559,6 +568,24 @@ def _with_file_limit(*command: str) -> tuple[str, ...]:
     if sys.platform == "win32":
         return command
     return ("sh", "-c", f'ulimit -f {_MAX_FILE_BYTES // 512} && exec "$@"', "sh", *command)
+
+
+def _why_no_engine() -> str | None:
+    """Which engine was asked, and what the client says of it; None if there is no client."""
+    host = os.environ.get("DOCKER_HOST")
+    where = f"DOCKER_HOST={host}" if host else "the current `docker context`"
+    try:
+        if not host:
+            inspect = ["docker", "context", "inspect", "-f", "{{.Name}}, {{.Endpoints.docker.Host}}"]
+            shown = subprocess.run(inspect, capture_output=True, text=True, timeout=10).stdout.strip()
+            where += f" ({shown})" if shown else ""
+        done = subprocess.run(["docker", "info", "-f", "x"], capture_output=True, text=True, timeout=10)
+        said = " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = "no answer within 10 s"
+    except OSError:
+        return None
+    return f"No Docker engine answers. Asked was {where}: {said}. Start it, or choose another."
 
 
 _daemon: list[str] = []
