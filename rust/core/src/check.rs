@@ -5,14 +5,17 @@
 
 mod fields;
 
-use crate::dockerfile::{self, EntryKind, PlanOptions};
-use crate::suite::{Crew, Error, Watch, lock, open, threads};
+use crate::directory::{Buffer, Directory, FileType};
+use crate::dockerfile::{self, EntryKind, PlanOptions, RootListing};
+use crate::suite::{Crew, Error, Watch, lock, threads};
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
+use rustix::buffer::spare_capacity;
+use rustix::io::retry_on_intr;
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
-use std::fs::{self, File, FileType};
+use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -81,6 +84,7 @@ pub fn check(
     options: &Options,
     watch: Watch<'_>,
 ) -> Result<Vec<Report>, Error> {
+    let top = Directory::open(root).map_err(Error::Root)?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(tasks.len()));
     let crew = Crew::default();
@@ -88,6 +92,7 @@ pub fn check(
         threads().min(tasks.len().div_ceil(CHUNK)),
         &|| {
             let mut own = Vec::new();
+            let mut buffer = Buffer::default();
             loop {
                 let start = next.fetch_add(CHUNK, Relaxed);
                 if start >= tasks.len() || crew.stopped() {
@@ -97,7 +102,7 @@ pub fn check(
                     if crew.stopped() {
                         break;
                     }
-                    own.push((i, check_task(&root.join(task), options)));
+                    own.push((i, check_task(root, &top, task, options, &mut buffer)));
                     crew.read.fetch_add(1, Relaxed);
                 }
             }
@@ -110,9 +115,22 @@ pub fn check(
     Ok(results.into_iter().map(|(_, report)| report).collect())
 }
 
-fn check_task(directory: &Path, options: &Options) -> Report {
+fn check_task(
+    root: &Path,
+    top: &Directory,
+    path: &Path,
+    options: &Options,
+    buffer: &mut Buffer,
+) -> Report {
     let mut report = Report::default();
-    let bytes = match read(&directory.join("task.toml"), MAX_TOML) {
+    let handle = match top.below(path) {
+        Ok(handle) => handle,
+        Err(error) => {
+            report.add("unreadable", "", error.to_string());
+            return report;
+        }
+    };
+    let bytes = match read(&handle, Path::new("task.toml"), MAX_TOML) {
         Ok(Content::Bytes(bytes)) => bytes,
         Ok(Content::TooLarge(size)) => {
             let message =
@@ -155,11 +173,13 @@ fn check_task(directory: &Path, options: &Options) -> Report {
         }
     };
     let mut task = Task {
-        directory,
+        directory: &root.join(path),
         text: &text,
         facts: fields::facts(&document),
-        top: listing(directory),
-        context: Vec::new(),
+        top: listing(&handle, buffer),
+        context: RootListing::default(),
+        handle,
+        buffer,
         options,
         report,
     };
@@ -198,36 +218,27 @@ enum Content {
     NotAFile,
 }
 
-fn read(file: &Path, limit: u64) -> io::Result<Content> {
-    let Some((opened, size)) = open(file)? else {
+fn read(directory: &Directory, file: &Path, limit: u64) -> io::Result<Content> {
+    let Some((opened, size)) = directory.file(file)? else {
         return Ok(Content::NotAFile);
     };
     if size > limit {
         return Ok(Content::TooLarge(size));
     }
-    let mut opened = opened;
     // A byte more than the size, so that one read says both all and no more.
-    let mut bytes = vec![0; size as usize + 1];
-    let mut length = 0;
-    while length < bytes.len() {
-        match opened.read(&mut bytes[length..]) {
-            Ok(0) => break,
-            Ok(count) => length += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        if length as u64 == size {
-            break;
+    let mut bytes = Vec::with_capacity(size as usize + 1);
+    loop {
+        let count = retry_on_intr(|| rustix::io::read(&opened, spare_capacity(&mut bytes)))?;
+        if count == 0 || bytes.len() as u64 >= size {
+            return Ok(Content::Bytes(bytes));
         }
     }
-    bytes.truncate(length);
-    Ok(Content::Bytes(bytes))
 }
 
 /// What decides which files a build of `environment/Dockerfile` sees; `None` if that cannot be told.
-fn read_ignore_file(context: &Path) -> Option<Option<Vec<u8>>> {
+fn read_ignore_file(task: &Directory) -> Option<Option<Vec<u8>>> {
     for name in ["Dockerfile.dockerignore", ".dockerignore"] {
-        match read(&context.join(name), MAX_SEARCHED) {
+        match read(task, &Path::new("environment").join(name), MAX_SEARCHED) {
             Ok(Content::Bytes(content)) => return Some(Some(content)),
             Err(error) if is_missing(&error) => {}
             _ => return None,
@@ -249,15 +260,14 @@ fn is_missing(error: &io::Error) -> bool {
     )
 }
 
-/// What a directory holds, by name; empty if it cannot be listed.
-fn listing(directory: &Path) -> Vec<(OsString, Option<FileType>)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .map(|entry| (entry.file_name(), entry.file_type().ok()))
-        .collect()
+/// What a directory holds; what cannot be listed is left out.
+fn listing(directory: &Directory, buffer: &mut Buffer) -> Vec<(OsString, FileType)> {
+    let mut found = Vec::new();
+    let _ = directory.list(buffer, |name, kind| found.push((name.to_owned(), kind)));
+    found
 }
 
-fn has(listing: &[(OsString, Option<FileType>)], name: &str) -> bool {
+fn has(listing: &[(OsString, FileType)], name: &str) -> bool {
     listing.iter().any(|(found, _)| found == name)
 }
 
@@ -273,9 +283,11 @@ struct Task<'a> {
     directory: &'a Path,
     text: &'a str,
     facts: Facts,
+    handle: Directory,
+    buffer: &'a mut Buffer,
     /// What the task's directory and its `environment` hold.
-    top: Vec<(OsString, Option<FileType>)>,
-    context: Vec<(OsString, Option<FileType>)>,
+    top: Vec<(OsString, FileType)>,
+    context: RootListing,
     options: &'a Options,
     report: Report,
 }
@@ -336,47 +348,35 @@ impl Task<'_> {
         });
     }
 
-    fn inputs(&self, name: &str) -> Inputs {
+    fn inputs(&mut self, name: &str) -> Inputs {
         let mut inputs = Inputs {
             plain: true,
             ..Inputs::default()
         };
         match self.top.iter().find(|(found, _)| found == name) {
-            Some((_, Some(kind))) if kind.is_dir() => {}
+            Some((_, FileType::Directory)) => {}
             // A link, a file, or something of an unknown kind.
-            Some(_) => inputs.plain = false,
-            None => {}
-        }
-        if !inputs.plain || !has(&self.top, name) {
-            return inputs;
+            Some(_) => {
+                inputs.plain = false;
+                return inputs;
+            }
+            None => return inputs,
         }
         let mut waiting = vec![(PathBuf::from(name), 0)];
         while let Some((path, depth)) = waiting.pop() {
-            let Ok(entries) = fs::read_dir(self.directory.join(&path)) else {
-                inputs.plain = false;
-                continue;
-            };
-            for entry in entries {
-                let Ok(entry) = entry else {
-                    inputs.plain = false;
-                    break;
-                };
-                let name = entry.file_name();
-                match entry.file_type() {
-                    _ if name == *".harborignore" => inputs.plain = false,
-                    Ok(kind) if kind.is_dir() => {
-                        if depth == MAX_DEPTH {
-                            inputs.plain = false;
-                        } else {
-                            waiting.push((path.join(name), depth + 1));
-                        }
+            let listed = self.handle.below(&path).and_then(|directory| {
+                directory.list(self.buffer, |name, kind| match kind {
+                    _ if name == ".harborignore" => inputs.plain = false,
+                    FileType::Directory if depth < MAX_DEPTH => {
+                        waiting.push((path.join(name), depth + 1));
                     }
-                    Ok(kind) if !kind.is_symlink() => {
-                        inputs.files.push(path.join(name));
+                    FileType::Directory | FileType::Symlink | FileType::Unknown => {
+                        inputs.plain = false;
                     }
-                    _ => inputs.plain = false,
-                }
-            }
+                    _ => inputs.files.push(path.join(name)),
+                })
+            });
+            inputs.plain &= listed.is_ok();
         }
         inputs
     }
@@ -426,7 +426,7 @@ impl Task<'_> {
     }
 
     fn check_instruction(&mut self, key: &mut DefaultHasher) {
-        match read(&self.directory.join("instruction.md"), MAX_TOML) {
+        match read(&self.handle, Path::new("instruction.md"), MAX_TOML) {
             Ok(Content::Bytes(bytes)) => match std::str::from_utf8(&bytes) {
                 Ok(text) => {
                     bytes.hash(key);
@@ -490,13 +490,14 @@ impl Task<'_> {
     }
 
     fn check_environment(&mut self, solution: &Inputs, tests: &Inputs) {
-        let context = self.directory.join("environment");
-        self.context = listing(&context);
         let is_context = match self.top.iter().find(|(name, _)| name == "environment") {
             None => false,
-            Some((_, Some(kind))) if kind.is_dir() => true,
-            Some(_) => fs::metadata(&context).is_ok_and(|found| found.is_dir()),
+            Some((_, FileType::Directory)) => true,
+            Some(_) => self.directory.join("environment").is_dir(),
         };
+        if is_context && let Ok(context) = self.handle.below(Path::new("environment")) {
+            self.context = listing(&context, self.buffer).into();
+        }
         if self.facts.docker_image.is_some() {
             // The Dockerfile of such a task is not built.
             return;
@@ -510,8 +511,8 @@ impl Task<'_> {
             return;
         }
         let has_compose = has(&self.context, "docker-compose.yaml");
-        let file = context.join("Dockerfile");
-        let source = match read(&file, MAX_SEARCHED * 16) {
+        let file = Path::new("environment/Dockerfile");
+        let source = match read(&self.handle, file, MAX_SEARCHED * 16) {
             Ok(Content::Bytes(source)) => source,
             Err(error) if is_missing(&error) => {
                 if !has_compose {
@@ -545,31 +546,22 @@ impl Task<'_> {
         if has_compose || self.facts.windows.is_some() {
             return;
         }
-        self.check_dockerfile(&context, &source, solution, tests);
+        self.check_dockerfile(&source, solution, tests);
     }
 
-    fn check_dockerfile(
-        &mut self,
-        context: &Path,
-        source: &[u8],
-        solution: &Inputs,
-        tests: &Inputs,
-    ) {
+    fn check_dockerfile(&mut self, source: &[u8], solution: &Inputs, tests: &Inputs) {
+        let context = &self.directory.join("environment");
         let ignores = ["Dockerfile.dockerignore", ".dockerignore"];
         let ignore = if ignores.iter().any(|name| has(&self.context, name)) {
-            let Some(ignore) = read_ignore_file(context) else {
+            let Some(ignore) = read_ignore_file(&self.handle) else {
                 return;
             };
             ignore
         } else {
             None
         };
-        let listed = self
-            .context
-            .iter()
-            .filter_map(|(name, kind)| Some((name.clone(), (*kind)?)));
         let quick = PlanOptions {
-            quick: Some(Rc::new(listed.collect())),
+            quick: Some(Rc::clone(&self.context)),
             ..PlanOptions::default()
         };
         let mut plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &quick);
@@ -596,7 +588,7 @@ impl Task<'_> {
         }
         let wanted = |entry: &dockerfile::Entry| match (entry.kind, entry.source.as_deref()) {
             (EntryKind::File, Some(path)) if !is_removed(entry, path, source) => {
-                self.why_answer(context, path, solution, tests)
+                self.why_answer(path, solution, tests)
             }
             _ => None,
         };
@@ -643,18 +635,12 @@ impl Task<'_> {
     }
 
     /// Why a file of the build context gives the answer away.
-    fn why_answer(
-        &self,
-        context: &Path,
-        path: &str,
-        solution: &Inputs,
-        tests: &Inputs,
-    ) -> Option<String> {
-        if let Some(same) = self.same_as(context, path, solution) {
+    fn why_answer(&self, path: &str, solution: &Inputs, tests: &Inputs) -> Option<String> {
+        if let Some(same) = self.same_as(path, solution) {
             return Some(format!("it holds the same as {}", same.display()));
         }
         if path.starts_with("tests/")
-            && let Some(same) = self.same_as(context, path, tests)
+            && let Some(same) = self.same_as(path, tests)
         {
             return Some(format!(
                 "it holds the same as {}, which the verifier runs",
@@ -666,7 +652,7 @@ impl Task<'_> {
     }
 
     /// The file of `inputs` with the name and the content of a file in the build context.
-    fn same_as(&self, context: &Path, path: &str, inputs: &Inputs) -> Option<PathBuf> {
+    fn same_as(&self, path: &str, inputs: &Inputs) -> Option<PathBuf> {
         let name = Path::new(path).file_name()?;
         let mut alike = inputs
             .files
@@ -674,7 +660,8 @@ impl Task<'_> {
             .filter(|file| file.file_name() == Some(name))
             .peekable();
         alike.peek()?;
-        let Ok(Content::Bytes(content)) = read(&context.join(path), MAX_SEARCHED) else {
+        let file = Path::new("environment").join(path);
+        let Ok(Content::Bytes(content)) = read(&self.handle, &file, MAX_SEARCHED) else {
             return None;
         };
         if content.is_empty() {
@@ -682,7 +669,7 @@ impl Task<'_> {
         }
         alike
             .find(|file| {
-                matches!(read(&self.directory.join(file), MAX_SEARCHED), Ok(Content::Bytes(other)) if other == content)
+                matches!(read(&self.handle, file, MAX_SEARCHED), Ok(Content::Bytes(other)) if other == content)
             })
             .cloned()
     }
@@ -800,7 +787,7 @@ impl Task<'_> {
 
     /// The text of a file that is no reason to believe in a reward; `None` if it is one.
     fn words_of(&self, file: &Path) -> Option<String> {
-        let Ok(Content::Bytes(bytes)) = read(&self.directory.join(file), MAX_SEARCHED) else {
+        let Ok(Content::Bytes(bytes)) = read(&self.handle, file, MAX_SEARCHED) else {
             return None;
         };
         let text = String::from_utf8(bytes).ok()?;
@@ -812,8 +799,6 @@ impl Task<'_> {
     }
 
     fn check_nested(&mut self) {
-        let is_dir = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_dir());
-        let is_file = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_file());
         let mut waiting = vec![PathBuf::new()];
         let mut seen = 0;
         while let Some(path) = waiting.pop() {
@@ -821,9 +806,11 @@ impl Task<'_> {
             let entries = if path.as_os_str().is_empty() {
                 &self.top
             } else if path == Path::new("environment") && !self.context.is_empty() {
-                &self.context
+                &*self.context
             } else {
-                found = listing(&self.directory.join(&path));
+                let directory = self.handle.below(&path);
+                found = directory
+                    .map_or_else(|_| Vec::new(), |directory| listing(&directory, self.buffer));
                 &found
             };
             let (mut has_toml, mut has_more) = (false, false);
@@ -831,12 +818,12 @@ impl Task<'_> {
                 seen += 1;
                 let is_hidden = name.as_bytes().first() == Some(&b'.');
                 let is_own = path.as_os_str().is_empty() && (name == "tests" || name == "solution");
-                if is_dir(kind) && !is_hidden && !is_own {
+                if *kind == FileType::Directory && !is_hidden && !is_own {
                     waiting.push(path.join(name));
                 }
-                has_toml |= name == "task.toml" && is_file(kind);
-                has_more |= (name == "instruction.md" && is_file(kind))
-                    || (name == "environment" && is_dir(kind));
+                has_toml |= name == "task.toml" && *kind == FileType::RegularFile;
+                has_more |= (name == "instruction.md" && *kind == FileType::RegularFile)
+                    || (name == "environment" && *kind == FileType::Directory);
             }
             if has_toml && has_more && !path.as_os_str().is_empty() {
                 self.report.add(
