@@ -6,7 +6,6 @@ import functools
 import logging
 import operator
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from harbor_trl.suite import BrokenTask, Suite, TaskTable
 
 logger = logging.getLogger(__name__)
-
-#: What could be a repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
-_REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class HarborSpec:
@@ -245,12 +241,12 @@ class HarborSpec:
     def _open(self) -> tuple[Suite, list[int] | None]:
         """The suite, and the positions of the chosen tasks; `None` for all."""
         from harbor_trl.hub import download_suite, select_tasks
-        from harbor_trl.suite import Suite, open_suite
+        from harbor_trl.suite import REPO_ID, Suite, open_suite
 
         path = Path(self._dataset).expanduser()
         everything = self._num_tasks is None and self._indices is None
         if not path.exists():
-            if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
+            if not isinstance(self._dataset, str) or not REPO_ID.fullmatch(self._dataset):
                 raise SuiteError(
                     f"There is no directory {path.absolute()}, and {os.fspath(self._dataset)!r} is not the id of a "
                     "dataset repo on the Hugging Face hub (owner/name)."

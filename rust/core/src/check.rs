@@ -7,17 +7,17 @@ mod fields;
 
 use crate::directory::{Buffer, Directory, FileType};
 use crate::dockerfile::{self, EntryKind, PlanOptions, RootListing};
-use crate::suite::{Crew, Error, Watch, lock, threads};
+use crate::suite::{Crew, Error, WATCH_INTERVAL, Watch, lock, threads, why_not};
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
 use rustix::buffer::spare_capacity;
 use rustix::io::retry_on_intr;
-use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -25,6 +25,7 @@ use std::str::Utf8Error;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 /// Tasks that a thread takes at a time.
 const CHUNK: usize = 16;
@@ -32,7 +33,10 @@ const CHUNK: usize = 16;
 const MAX_DEPTH: usize = 48;
 /// A file larger than this is not searched for words.
 const MAX_SEARCHED: u64 = 1 << 20;
-const MAX_TOML: u64 = 64 << 20;
+/// A larger `task.toml` or instruction is refused unread.
+const MAX_TEXT: u64 = 64 << 20;
+/// Bytes of a task that are compared with another's.
+const MAX_COMPARED: u64 = 64 << 20;
 /// Files of a task that are looked at for what is only worth a warning.
 const MAX_LOOKED_AT: usize = 20_000;
 
@@ -130,11 +134,11 @@ fn check_task(
             return report;
         }
     };
-    let bytes = match read(&handle, Path::new("task.toml"), MAX_TOML) {
+    let bytes = match read(&handle, Path::new("task.toml"), MAX_TEXT) {
         Ok(Content::Bytes(bytes)) => bytes,
         Ok(Content::TooLarge(size)) => {
             let message =
-                format!("{size} bytes, more than the {MAX_TOML} that are read of a task.toml");
+                format!("{size} bytes, more than the {MAX_TEXT} that are read of a task.toml");
             report.add("toml-unreadable", "task.toml", message);
             return report;
         }
@@ -143,7 +147,7 @@ fn check_task(
             return report;
         }
         Err(error) => {
-            report.add("toml-unreadable", "task.toml", error.to_string());
+            report.add("toml-unreadable", "task.toml", why_not(&error));
             return report;
         }
     };
@@ -182,8 +186,10 @@ fn check_task(
         buffer,
         options,
         report,
+        endless: false,
     };
     task.check(&document);
+    task.report.ask &= !task.endless;
     if task.report.ask {
         let is_harbors = |code| {
             [
@@ -279,6 +285,16 @@ struct Inputs {
     plain: bool,
 }
 
+/// What has the name of a file that a task must have.
+enum Place {
+    File,
+    /// A link, or something behind one: Harbor knows.
+    Unclear,
+    /// A directory, a pipe, a device.
+    NoFile,
+    Nothing,
+}
+
 struct Task<'a> {
     directory: &'a Path,
     text: &'a str,
@@ -290,6 +306,8 @@ struct Task<'a> {
     context: RootListing,
     options: &'a Options,
     report: Report,
+    /// Harbor would read on and on, so it is not asked.
+    endless: bool,
 }
 
 impl Task<'_> {
@@ -312,9 +330,9 @@ impl Task<'_> {
 
         let mut key = DefaultHasher::new();
         if has_steps {
-            self.check_steps(&tests, &steps);
+            self.check_steps(&tests, &steps, &mut key);
         } else {
-            self.check_instruction(&mut key);
+            self.check_instruction(Path::new("instruction.md"), &mut key);
             self.require_test(&tests, None);
         }
         self.check_environment(&solution, &tests);
@@ -370,10 +388,11 @@ impl Task<'_> {
                     FileType::Directory if depth < MAX_DEPTH => {
                         waiting.push((path.join(name), depth + 1));
                     }
+                    FileType::RegularFile => inputs.files.push(path.join(name)),
                     FileType::Directory | FileType::Symlink | FileType::Unknown => {
                         inputs.plain = false;
                     }
-                    _ => inputs.files.push(path.join(name)),
+                    _ => {}
                 })
             });
             inputs.plain &= listed.is_ok();
@@ -389,28 +408,36 @@ impl Task<'_> {
         }
     }
 
-    fn require_test(&mut self, tests: &Inputs, step: Option<(&str, &Inputs)>) {
+    /// What has this name among the inputs.
+    fn place(&self, path: &Path, inputs: &Inputs) -> Place {
+        if inputs.files.iter().any(|file| file == path) {
+            return Place::File;
+        }
+        let path = self.directory.join(path);
+        match fs::metadata(&path) {
+            Ok(found) if found.is_file() => Place::Unclear,
+            Ok(_) => Place::NoFile,
+            Err(_) if fs::symlink_metadata(&path).is_ok() => Place::Unclear,
+            Err(_) => Place::Nothing,
+        }
+    }
+
+    fn require_test(&mut self, tests: &Inputs, step: Option<(&Path, &Inputs)>) {
         let shared = Path::new("tests").join(self.script());
-        let own = step.map(|(name, inputs)| {
-            (
-                Path::new("steps")
-                    .join(name)
-                    .join("tests")
-                    .join(self.script()),
-                inputs,
-            )
-        });
-        let found = tests.files.contains(&shared)
-            || own
-                .as_ref()
-                .is_some_and(|(path, inputs)| inputs.files.contains(path));
-        if found {
+        let own = step.map(|(directory, inputs)| (directory.join(&shared), inputs));
+        for (path, inputs) in own.iter().chain([&(shared.clone(), tests)]) {
+            match self.place(path, inputs) {
+                Place::Nothing => continue,
+                Place::File => {}
+                Place::Unclear => self.report.ask = true,
+                // The verifier may not need it.
+                Place::NoFile if self.facts.separate_verifier => self.report.ask = true,
+                Place::NoFile => self
+                    .report
+                    .add("tests-unreadable", path, "not a regular file"),
+            }
             return;
         }
-        // Of that name there may be something that is no file.
-        let is_there = |path: &Path| fs::symlink_metadata(self.directory.join(path)).is_ok();
-        self.report.ask |=
-            is_there(&shared) || own.as_ref().is_some_and(|(path, _)| is_there(path));
         match own {
             None => self
                 .report
@@ -425,66 +452,65 @@ impl Task<'_> {
         }
     }
 
-    fn check_instruction(&mut self, key: &mut DefaultHasher) {
-        match read(&self.handle, Path::new("instruction.md"), MAX_TOML) {
+    fn check_instruction(&mut self, file: &Path, key: &mut DefaultHasher) {
+        let mut unreadable = |message: String| {
+            self.report.add("instruction-unreadable", file, message);
+        };
+        match read(&self.handle, file, MAX_TEXT) {
             Ok(Content::Bytes(bytes)) => match std::str::from_utf8(&bytes) {
                 Ok(text) => {
                     bytes.hash(key);
                     if is_empty_instruction(text) {
-                        self.report.add(
-                            "instruction-empty",
-                            "instruction.md",
-                            "the instruction is empty",
-                        );
+                        self.report
+                            .add("instruction-empty", file, "the instruction is empty");
                     }
                 }
                 Err(error) => {
                     let (line, column) = place(&bytes, error);
                     self.report.findings.push(Finding {
                         code: "instruction-unreadable",
-                        file: PathBuf::from("instruction.md"),
+                        file: file.to_owned(),
                         line,
                         column,
                         message: "not UTF-8".to_owned(),
                     });
                 }
             },
-            Ok(Content::TooLarge(_)) => {}
-            // Harbor would wait for ever for what a pipe has to say.
+            Ok(Content::TooLarge(size)) => {
+                unreadable(format!(
+                    "{size} bytes, more than the {MAX_TEXT} that are read of an instruction"
+                ));
+                self.endless = true;
+            }
             Ok(Content::NotAFile) => {
-                self.report.add(
-                    "instruction-unreadable",
-                    "instruction.md",
-                    "not a regular file",
-                );
+                unreadable("not a regular file".to_owned());
+                self.endless = true;
             }
             Err(error) if is_missing(&error) => {
-                self.report.add(
-                    "missing-instruction",
-                    "instruction.md",
-                    "there is no such file",
-                );
+                self.report
+                    .add("missing-instruction", file, "there is no such file");
             }
-            Err(error) => {
-                self.report.add(
-                    "instruction-unreadable",
-                    "instruction.md",
-                    error.to_string(),
-                );
-            }
+            Err(error) => unreadable(error.to_string()),
         }
     }
 
-    fn check_steps(&mut self, tests: &Inputs, steps: &Inputs) {
+    fn check_steps(&mut self, tests: &Inputs, steps: &Inputs, key: &mut DefaultHasher) {
         for name in std::mem::take(&mut self.facts.steps) {
             let directory = Path::new("steps").join(&name);
             let instruction = directory.join("instruction.md");
-            if !steps.files.contains(&instruction) {
-                self.report.ask |= fs::symlink_metadata(self.directory.join(&instruction)).is_ok();
-                self.report
-                    .add("missing-instruction", instruction, "there is no such file");
+            match self.place(&instruction, steps) {
+                Place::File => self.check_instruction(&instruction, key),
+                Place::Unclear => self.report.ask = true,
+                Place::NoFile => {
+                    self.report
+                        .add("instruction-unreadable", instruction, "not a regular file");
+                }
+                Place::Nothing => {
+                    self.report
+                        .add("missing-instruction", instruction, "there is no such file");
+                }
             }
-            self.require_test(tests, Some((&name, steps)));
+            self.require_test(tests, Some((&directory, steps)));
             self.facts.steps.push(name);
         }
     }
@@ -1037,9 +1063,44 @@ fn hash_value(document: &Document<'_>, value: &Value<'_>, key: &mut DefaultHashe
     }
 }
 
-/// A digest of all that a task's directory holds but for `task.toml` and hidden files; `None` if it cannot be read.
-pub fn digest(directory: &Path) -> Option<u128> {
+/// For each task the place of the first one whose directory holds the same, hidden files and `task.toml` aside; its own
+/// where there is none before it. Contents are read only where names and sizes agree, and not beyond [`MAX_COMPARED`].
+pub fn same_content(root: &Path, tasks: &[PathBuf], watch: Watch<'_>) -> Result<Vec<usize>, Error> {
+    let mut since_watch = Instant::now();
+    let mut go_on = || {
+        if since_watch.elapsed() < WATCH_INTERVAL {
+            return Ok(());
+        }
+        since_watch = Instant::now();
+        watch(0, 0).then_some(()).ok_or(Error::Stopped)
+    };
+    let mut alike: HashMap<Vec<Held>, Vec<usize>> = HashMap::new();
+    for (at, task) in tasks.iter().enumerate() {
+        go_on()?;
+        if let Some(held) = held(&root.join(task)) {
+            alike.entry(held).or_default().push(at);
+        }
+    }
+    let mut firsts: Vec<usize> = (0..tasks.len()).collect();
+    for (held, places) in alike.iter().filter(|(_, places)| places.len() > 1) {
+        let mut first = HashMap::new();
+        for &at in places {
+            go_on()?;
+            if let Some(digest) = digest(&root.join(&tasks[at]), held) {
+                firsts[at] = *first.entry(digest).or_insert(at);
+            }
+        }
+    }
+    Ok(firsts)
+}
+
+/// A file of a task: its path, and its size or where it leads.
+type Held = (PathBuf, Result<u64, PathBuf>);
+
+/// `None` if that cannot be told, or is too much to compare.
+fn held(directory: &Path) -> Option<Vec<Held>> {
     let mut files = Vec::new();
+    let mut size = 0;
     let mut waiting = vec![PathBuf::new()];
     while let Some(path) = waiting.pop() {
         for entry in fs::read_dir(directory.join(&path)).ok()? {
@@ -1050,40 +1111,41 @@ pub fn digest(directory: &Path) -> Option<u128> {
             {
                 continue;
             }
-            let kind = entry.file_type().ok()?;
             let below = path.join(&name);
-            if kind.is_dir() {
+            let metadata = entry.metadata().ok()?;
+            if metadata.is_dir() {
                 waiting.push(below);
-            } else {
-                files.push((below, kind.is_file()));
+                continue;
             }
-            if files.len() > MAX_LOOKED_AT {
+            files.push(if metadata.is_file() {
+                size += metadata.len();
+                (below, Ok(metadata.len()))
+            } else {
+                // Empty for what is no link.
+                (below, Err(fs::read_link(entry.path()).unwrap_or_default()))
+            });
+            if files.len() > MAX_LOOKED_AT || size > MAX_COMPARED {
                 return None;
             }
         }
     }
     files.sort_unstable();
+    Some(files)
+}
+
+/// Of the contents of these files; `None` if one cannot be read, or has changed since.
+fn digest(directory: &Path, files: &[Held]) -> Option<u128> {
+    let directory = Directory::open(directory).ok()?;
     let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
     hashers[1].write_u8(1);
-    let mut buffer = vec![0; 64 << 10];
-    for (path, is_file) in files {
-        hashers.iter_mut().for_each(|hasher| path.hash(hasher));
-        if !is_file {
-            let target = fs::read_link(directory.join(&path)).unwrap_or_default();
-            hashers.iter_mut().for_each(|hasher| target.hash(hasher));
-            continue;
-        }
-        let mut file = File::open(directory.join(&path)).ok()?;
-        loop {
-            let length = file.read(&mut buffer).ok()?;
-            hashers
-                .iter_mut()
-                .for_each(|hasher| hasher.write(&buffer[..length]));
-            if length == 0 {
-                break;
+    for (path, size) in files {
+        let Ok(size) = size else { continue };
+        match read(&directory, path, *size).ok()? {
+            Content::Bytes(bytes) if bytes.len() as u64 == *size => {
+                hashers.iter_mut().for_each(|hasher| hasher.write(&bytes));
             }
+            _ => return None,
         }
-        hashers.iter_mut().for_each(|hasher| hasher.write_u8(0xff));
     }
     Some((u128::from(hashers[0].finish()) << 64) | u128::from(hashers[1].finish()))
 }
