@@ -159,6 +159,28 @@ def test_a_file_instead_of_a_directory_is_named(tmp_path: Path, capsys: pytest.C
     assert f"{tmp_path}/a/task.toml is a file" in (err := capsys.readouterr().err) and err.endswith(f" {tmp_path}/a\n")
 
 
+def test_a_repo_of_the_hub_is_no_directory_and_the_message_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for command in ("check", "index"):
+        assert main([command, "owner/name"]) == 2
+        err = capsys.readouterr().err
+        assert "hf download owner/name --repo-type dataset" in err and 'HarborSpec("owner/name")' in err
+        for path in ("data/suite", "./owner/name", "gone", str(tmp_path / "gone")):
+            assert main([command, path]) == 2
+            err = capsys.readouterr().err
+            assert "there is no such directory" in err and "hf download" not in err
+
+
+@pytest.mark.parametrize("target", ["/dev/null", "itself"])
+def test_what_is_no_directory_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    (tmp_path / "itself").symlink_to(target)
+    assert main(["check", str(tmp_path / "itself")]) == 2
+    assert capsys.readouterr().err.startswith(f"harbor-trl: {tmp_path}/itself")
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     from importlib.metadata import version
 

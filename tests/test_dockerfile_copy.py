@@ -311,6 +311,21 @@ def test_D1_a_relative_destination_in_an_unknown_workdir_is_unknown(make: Make) 
     assert plan["/w/f"]["source"] == "f"
 
 
+@pytest.mark.parametrize("destination", ["x/", "x", ".", "$HOME/", "$HOME"])
+@pytest.mark.parametrize("flag", ["", "--link "])
+def test_D1_a_missing_source_fails_the_build_wherever_it_is_to_go(make: Make, flag: str, destination: str) -> None:
+    files: Files = {"f": "", "d/g": ""}
+    plan = make(f"FROM image\nWORKDIR sub\nCOPY {flag}f gone {destination}", files)
+    assert (plan.errors, plan.unknowns) == (["source-missing"], [])
+    assert make(f"FROM image\nWORKDIR sub\nCOPY {flag}no/* {destination}", files).errors == ["source-missing"]
+    assert make(f"FROM image\nWORKDIR sub\nCOPY {flag}f {destination}", files).errors == []
+
+
+def test_D1_what_goes_to_an_unknown_place_is_sent_to_the_builder_too(make: Make) -> None:
+    plan = make("FROM image\nCOPY d/g x/\nCOPY d/no* /y/", {"d/g": ""})
+    assert (plan.errors, [unknown["line"] for unknown in plan.unknowns]) == ([], [2])
+
+
 def test_D2_a_destination_that_may_be_a_directory_says_so(make: Make) -> None:
     plan = make("FROM image\nCOPY f /x\nCOPY g /y/\nCOPY g /y", {"f": "", "g": ""})
     assert [e["if_directory"] for e in plan.entries if e["kind"] == "file"] == ["/x/f", None, None]

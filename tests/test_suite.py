@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -121,13 +123,26 @@ def test_a_suite_behind_a_link_is_a_suite(tmp_path: Path) -> None:
     assert agrees_with_reference(tmp_path / "link") == ["a"]
 
 
-def test_a_task_toml_that_is_no_file_makes_no_task_and_does_not_block(tmp_path: Path) -> None:
+def test_a_task_toml_that_is_no_file_makes_a_broken_task_and_does_not_block(tmp_path: Path) -> None:
     make_task(tmp_path / "pipe" / "below")
     os.mkfifo(tmp_path / "pipe" / "task.toml")
     make_task(tmp_path / "directory" / "task.toml")
-    (tmp_path / "device").mkdir()
-    (tmp_path / "device" / "task.toml").symlink_to("/dev/zero")
-    assert agrees_with_reference(tmp_path) == ["directory/task.toml", "pipe/below"]
+    for name, target in {"device": "/dev/zero", "gone": "nowhere", "itself": "task.toml", "through": "x/y"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+        (tmp_path / name / "task.toml").symlink_to(target)
+    (tmp_path / "socket").mkdir()
+    with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(tmp_path / "socket"):
+        bound.bind("task.toml")
+    broken = ["device", "gone", "itself", "pipe", "socket", "through"]
+    assert agrees_with_reference(tmp_path) == sorted([*broken, "directory/task.toml"])
+    for suite in (open_suite(tmp_path), open_suite(tmp_path, read=True)):
+        tasks = suite.tasks()
+        assert tasks.table.column("task_id").to_pylist() == ["directory/task.toml"]
+        reasons = {task.task_id: task.reason for task in tasks.broken}
+        assert sorted(reasons) == broken
+        assert reasons["pipe"] == reasons["device"] == reasons["socket"] == "cannot be read: not a regular file"
+        assert reasons["gone"] == reasons["through"] == "cannot be read: a link to something that does not exist"
 
 
 NAMES = st.sampled_from(["a", "b", "a-b", "a.b", ".hidden", "Z", "é", "\U0001f600", "\udcff", "\ue000", "task.toml"])

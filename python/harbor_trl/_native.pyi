@@ -142,8 +142,11 @@ def check_tasks(
         only_errors: Look for nothing that is only worth a warning.
     """
 
-def task_digest(directory: str | os.PathLike[str]) -> int | None:
-    """Digest of a task's content; None if it cannot be read."""
+def same_content(root: str | os.PathLike[str], tasks: Sequence[str | os.PathLike[str]]) -> list[int]:
+    """For each task the place of the first one with the same content, or its own.
+
+    Hidden files and `task.toml` aside. A task of more than 64 MiB or 20,000 files is compared with none.
+    """
 
 def locate_key(text: str, path: Sequence[str | int], *, toml_1_1: bool = False) -> tuple[int, int] | None:
     """Line and column of a key of a TOML document, as far down as it is there."""

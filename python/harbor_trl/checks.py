@@ -48,8 +48,9 @@ CODES: dict[str, Code] = {
     "toml-unreadable": Code("error", "Make task.toml a regular file that can be read."),
     "config-value": Code("error", "Give the key a value that Harbor's task configuration takes."),
     "missing-instruction": Code("error", "Add the file: it is what the agent is told to do."),
-    "instruction-unreadable": Code("error", "Make the instruction a regular file of UTF-8 text."),
+    "instruction-unreadable": Code("error", "Make the instruction a regular file of UTF-8 text, of 64 MiB at most."),
     "missing-tests": Code("error", "Add the verifier's script, tests/test.sh (test.bat for Windows)."),
+    "tests-unreadable": Code("error", "Make the verifier's script a regular file."),
     "missing-environment": Code("error", "Add environment/ with a Dockerfile, or set [environment].docker_image."),
     "missing-dockerfile": Code(
         "error", "Add environment/Dockerfile or environment/docker-compose.yaml, or set [environment].docker_image."
@@ -163,7 +164,7 @@ def iter_findings(
             keys[key].append(position)
     yield from _duplicates(suite, keys, task_ids)
     for problem in suite.problems:
-        if problem.kind in ("unreadable", "not-a-file", "broken-link", "loop"):
+        if problem.kind in ("unreadable", "broken-link", "loop"):
             message = str(problem).removeprefix(f"{printable(os.fspath(problem.path))}: ")
             yield _finding(None, "suite-tree", printable(os.fspath(problem.path)), 0, 0, message)
 
@@ -388,11 +389,8 @@ def _duplicates(suite: Suite, keys: dict[int, list[int]], task_ids: list[str]) -
     for positions in keys.values():
         if len(positions) < 2:
             continue
-        first: dict[int, int] = {}
-        for position, path in zip(positions, suite.paths(positions), strict=True):
-            digest = _native.task_digest(suite.root / path)
-            if digest is not None and (original := first.setdefault(digest, position)) != position:
-                found.append((position, original))
+        firsts = _native.same_content(suite.root, suite.paths(positions))
+        found += [(at, positions[first]) for at, first in zip(positions, firsts, strict=True) if at != positions[first]]
     for position, original in sorted(found):
         file = _path(suite.root / suite.paths([position])[0], "")
         yield _finding(task_ids[position], "duplicate", file, 0, 0, f"the same content as {task_ids[original]}")

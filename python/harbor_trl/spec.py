@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What could be a repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
-_REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _REPO_ADDRESS = re.compile(r"\bdatasets/(\w[\w.-]*/[\w.-]+)")
 
 
@@ -271,12 +269,12 @@ class HarborSpec:
     def _open(self) -> tuple[Suite, list[int] | None]:
         """The suite, and the positions of the chosen tasks; `None` for all."""
         from harbor_trl.hub import download_suite, select_tasks
-        from harbor_trl.suite import Suite, open_suite
+        from harbor_trl.suite import REPO_ID, Suite, open_suite
 
         path = Path(self._dataset).expanduser()
         everything = self._num_tasks is None and self._indices is None
         if not path.exists():
-            if not isinstance(self._dataset, str) or not _REPO_ID.fullmatch(self._dataset):
+            if not isinstance(self._dataset, str) or not REPO_ID.fullmatch(self._dataset):
                 given = os.fspath(self._dataset)
                 if repo := _REPO_ADDRESS.search(given):
                     meant = f" Did you mean {repo[1]!r}?"

@@ -75,6 +75,9 @@ RESERVED_COLUMNS = frozenset(
 )
 _PREFIX = "metadata_"
 
+#: What could be a hub repo's id: not a path such as ./suite, ~/suite, /data/suite or data/suites/train.
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+
 #: Above this many steps `tomllib` takes minutes: its time grows with the square of a key's parts.
 _TOMLLIB_STEPS = 200_000_000
 
@@ -111,8 +114,6 @@ class ScanProblem(NamedTuple):
                 return f"{path}: link to {detail}, which is searched already: not followed"
             case "broken-link":
                 return f"{path}: link to {detail}, which does not exist"
-            case "not-a-file":
-                return f"{path}: not a regular file, so this is no task"
             case _:
                 return f"{path}: not searched: {detail}"
 
@@ -280,15 +281,27 @@ def open_suite(path: str | os.PathLike[str], *, read: bool = False, progress: bo
         SuiteError: There is no such directory.
     """
     root = _absolute(path)
-    if root.is_file():
+    if root.exists() and not root.is_dir():
         task = f": the directory of that task is {root.parent}" if root.name == "task.toml" else ""
         raise SuiteError(f"{root} is a file; a suite is a directory, and so is a task{task}")
+    if not os.path.lexists(root):
+        raise SuiteError(f"{root}: there is no such directory{_hub_hint(os.fspath(path), root)}")
     inner = root / "tasks"
     if inner.is_dir() and not (root / "task.toml").is_file():
         suite = Suite(inner, read=read, progress=progress)
         if len(suite):
             return suite
     return Suite(root, read=read, progress=progress)
+
+
+def _hub_hint(path: str, root: Path) -> str:
+    if not REPO_ID.fullmatch(path) or root.parent.exists():
+        return ""
+    name = path.partition("/")[2]
+    return (
+        f'. If {path} is a dataset repo on the Hugging Face hub: HarborSpec("{path}") downloads the tasks that it '
+        f"chooses, and checks them; to have all of it here: hf download {path} --repo-type dataset --local-dir {name}"
+    )
 
 
 class Refusal(NamedTuple):

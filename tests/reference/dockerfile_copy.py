@@ -660,11 +660,10 @@ class Planner:
             job.mode = parse_mode(chmod, line)
         if checksum and (len(sources) != 1 or (paths[0] is not None and not is_remote(paths[0]))):
             raise Refused("checksum", line)
-        if destination is None:
-            raise Unclear("destination")
-        full = absolute(state.workdir, destination)
-        if full is None:
-            raise Unclear("working directory")
+        full = None if destination is None else absolute(state.workdir, destination)
+        # Where it leads may be unknown; a source that is missing fails the build all the same.
+        if unclear := full is None:
+            full = f"/{destination or ''}"
         job.destination = clean(full) + ("/" if full.endswith(("/", "/.")) and clean(full) != "/" else "")
         check_length(job.destination, line)
         try:
@@ -686,6 +685,14 @@ class Planner:
         linked = flags.get("link") and not flags.get("chmod")
         nodes = {"/": Node("directory", 0o755)} if linked else state.nodes
         events: list[Any] = []
+        if unclear:
+            unknowns = list(self.unknowns)
+            nodes = {"/": Node("directory", 0o755, partial=not linked)}
+            try:
+                self.copy_all(job, paths, datas, copy.deepcopy(files), nodes, events, state)
+            finally:
+                self.unknowns = unknowns
+            raise Unclear("destination")
         try:
             self.copy_all(job, paths, datas, copy.deepcopy(files), nodes, events, state)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,9 @@ def scan(root: Path) -> Scan:
         if real in seen:
             return
         seen.add(real)
-        if (path / "task.toml").is_file():
+        toml = path / "task.toml"
+        # A pipe, a device, a link to nothing: a broken task, but a task. A directory may have any name.
+        if os.path.lexists(toml) and not os.path.isdir(toml):
             tasks.append(path)
             real_tasks.add(real)
             return
@@ -37,8 +40,6 @@ def scan(root: Path) -> Scan:
                 look_at_link(child)
             elif child.is_dir():
                 visit(child)
-            elif child.name == "task.toml" and not child.is_file():
-                problems.add((child, "not-a-file"))
 
     def look_at_link(link: Path) -> None:
         try:
@@ -48,8 +49,6 @@ def scan(root: Path) -> Scan:
             return
         if target.is_dir():
             links.append(link)
-        elif link.name == "task.toml" and not target.is_file():
-            problems.add((link, "not-a-file"))
 
     visit(root)
     # Real directories come first, so that a directory's own name wins over a link's.

@@ -5,16 +5,19 @@
 
 mod fields;
 
-use crate::dockerfile::{self, EntryKind, PlanOptions};
-use crate::suite::{Crew, Error, Watch, lock, open, threads};
+use crate::directory::{Buffer, Directory, FileType};
+use crate::dockerfile::{self, EntryKind, PlanOptions, RootListing};
+use crate::suite::{Crew, Error, WATCH_INTERVAL, Watch, lock, threads, why_not};
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
-use std::collections::BTreeMap;
+use rustix::buffer::spare_capacity;
+use rustix::io::retry_on_intr;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::fs::{self, File, FileType};
+use std::fs;
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -22,6 +25,7 @@ use std::str::Utf8Error;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
 
 /// Tasks that a thread takes at a time.
 const CHUNK: usize = 16;
@@ -29,7 +33,10 @@ const CHUNK: usize = 16;
 const MAX_DEPTH: usize = 48;
 /// A file larger than this is not searched for words.
 const MAX_SEARCHED: u64 = 1 << 20;
-const MAX_TOML: u64 = 64 << 20;
+/// A larger `task.toml` or instruction is refused unread.
+const MAX_TEXT: u64 = 64 << 20;
+/// Bytes of a task that are compared with another's.
+const MAX_COMPARED: u64 = 64 << 20;
 /// Files of a task that are looked at for what is only worth a warning.
 const MAX_LOOKED_AT: usize = 20_000;
 
@@ -81,6 +88,7 @@ pub fn check(
     options: &Options,
     watch: Watch<'_>,
 ) -> Result<Vec<Report>, Error> {
+    let top = Directory::open(root).map_err(Error::Root)?;
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(tasks.len()));
     let crew = Crew::default();
@@ -88,6 +96,7 @@ pub fn check(
         threads().min(tasks.len().div_ceil(CHUNK)),
         &|| {
             let mut own = Vec::new();
+            let mut buffer = Buffer::default();
             loop {
                 let start = next.fetch_add(CHUNK, Relaxed);
                 if start >= tasks.len() || crew.stopped() {
@@ -97,7 +106,7 @@ pub fn check(
                     if crew.stopped() {
                         break;
                     }
-                    own.push((i, check_task(&root.join(task), options)));
+                    own.push((i, check_task(root, &top, task, options, &mut buffer)));
                     crew.read.fetch_add(1, Relaxed);
                 }
             }
@@ -110,13 +119,26 @@ pub fn check(
     Ok(results.into_iter().map(|(_, report)| report).collect())
 }
 
-fn check_task(directory: &Path, options: &Options) -> Report {
+fn check_task(
+    root: &Path,
+    top: &Directory,
+    path: &Path,
+    options: &Options,
+    buffer: &mut Buffer,
+) -> Report {
     let mut report = Report::default();
-    let bytes = match read(&directory.join("task.toml"), MAX_TOML) {
+    let handle = match top.below(path) {
+        Ok(handle) => handle,
+        Err(error) => {
+            report.add("unreadable", "", error.to_string());
+            return report;
+        }
+    };
+    let bytes = match read(&handle, Path::new("task.toml"), MAX_TEXT) {
         Ok(Content::Bytes(bytes)) => bytes,
         Ok(Content::TooLarge(size)) => {
             let message =
-                format!("{size} bytes, more than the {MAX_TOML} that are read of a task.toml");
+                format!("{size} bytes, more than the {MAX_TEXT} that are read of a task.toml");
             report.add("toml-unreadable", "task.toml", message);
             return report;
         }
@@ -125,7 +147,7 @@ fn check_task(directory: &Path, options: &Options) -> Report {
             return report;
         }
         Err(error) => {
-            report.add("toml-unreadable", "task.toml", error.to_string());
+            report.add("toml-unreadable", "task.toml", why_not(&error));
             return report;
         }
     };
@@ -155,15 +177,19 @@ fn check_task(directory: &Path, options: &Options) -> Report {
         }
     };
     let mut task = Task {
-        directory,
+        directory: &root.join(path),
         text: &text,
         facts: fields::facts(&document),
-        top: listing(directory),
-        context: Vec::new(),
+        top: listing(&handle, buffer),
+        context: RootListing::default(),
+        handle,
+        buffer,
         options,
         report,
+        endless: false,
     };
     task.check(&document);
+    task.report.ask &= !task.endless;
     if task.report.ask {
         let is_harbors = |code| {
             [
@@ -198,36 +224,27 @@ enum Content {
     NotAFile,
 }
 
-fn read(file: &Path, limit: u64) -> io::Result<Content> {
-    let Some((opened, size)) = open(file)? else {
+fn read(directory: &Directory, file: &Path, limit: u64) -> io::Result<Content> {
+    let Some((opened, size)) = directory.file(file)? else {
         return Ok(Content::NotAFile);
     };
     if size > limit {
         return Ok(Content::TooLarge(size));
     }
-    let mut opened = opened;
     // A byte more than the size, so that one read says both all and no more.
-    let mut bytes = vec![0; size as usize + 1];
-    let mut length = 0;
-    while length < bytes.len() {
-        match opened.read(&mut bytes[length..]) {
-            Ok(0) => break,
-            Ok(count) => length += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        if length as u64 == size {
-            break;
+    let mut bytes = Vec::with_capacity(size as usize + 1);
+    loop {
+        let count = retry_on_intr(|| rustix::io::read(&opened, spare_capacity(&mut bytes)))?;
+        if count == 0 || bytes.len() as u64 >= size {
+            return Ok(Content::Bytes(bytes));
         }
     }
-    bytes.truncate(length);
-    Ok(Content::Bytes(bytes))
 }
 
 /// What decides which files a build of `environment/Dockerfile` sees; `None` if that cannot be told.
-fn read_ignore_file(context: &Path) -> Option<Option<Vec<u8>>> {
+fn read_ignore_file(task: &Directory) -> Option<Option<Vec<u8>>> {
     for name in ["Dockerfile.dockerignore", ".dockerignore"] {
-        match read(&context.join(name), MAX_SEARCHED) {
+        match read(task, &Path::new("environment").join(name), MAX_SEARCHED) {
             Ok(Content::Bytes(content)) => return Some(Some(content)),
             Err(error) if is_missing(&error) => {}
             _ => return None,
@@ -249,15 +266,14 @@ fn is_missing(error: &io::Error) -> bool {
     )
 }
 
-/// What a directory holds, by name; empty if it cannot be listed.
-fn listing(directory: &Path) -> Vec<(OsString, Option<FileType>)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .map(|entry| (entry.file_name(), entry.file_type().ok()))
-        .collect()
+/// What a directory holds; what cannot be listed is left out.
+fn listing(directory: &Directory, buffer: &mut Buffer) -> Vec<(OsString, FileType)> {
+    let mut found = Vec::new();
+    let _ = directory.list(buffer, |name, kind| found.push((name.to_owned(), kind)));
+    found
 }
 
-fn has(listing: &[(OsString, Option<FileType>)], name: &str) -> bool {
+fn has(listing: &[(OsString, FileType)], name: &str) -> bool {
     listing.iter().any(|(found, _)| found == name)
 }
 
@@ -269,15 +285,29 @@ struct Inputs {
     plain: bool,
 }
 
+/// What has the name of a file that a task must have.
+enum Place {
+    File,
+    /// A link, or something behind one: Harbor knows.
+    Unclear,
+    /// A directory, a pipe, a device.
+    NoFile,
+    Nothing,
+}
+
 struct Task<'a> {
     directory: &'a Path,
     text: &'a str,
     facts: Facts,
+    handle: Directory,
+    buffer: &'a mut Buffer,
     /// What the task's directory and its `environment` hold.
-    top: Vec<(OsString, Option<FileType>)>,
-    context: Vec<(OsString, Option<FileType>)>,
+    top: Vec<(OsString, FileType)>,
+    context: RootListing,
     options: &'a Options,
     report: Report,
+    /// Harbor would read on and on, so it is not asked.
+    endless: bool,
 }
 
 impl Task<'_> {
@@ -300,9 +330,9 @@ impl Task<'_> {
 
         let mut key = DefaultHasher::new();
         if has_steps {
-            self.check_steps(&tests, &steps);
+            self.check_steps(&tests, &steps, &mut key);
         } else {
-            self.check_instruction(&mut key);
+            self.check_instruction(Path::new("instruction.md"), &mut key);
             self.require_test(&tests, None);
         }
         self.check_environment(&solution, &tests);
@@ -339,47 +369,36 @@ impl Task<'_> {
         });
     }
 
-    fn inputs(&self, name: &str) -> Inputs {
+    fn inputs(&mut self, name: &str) -> Inputs {
         let mut inputs = Inputs {
             plain: true,
             ..Inputs::default()
         };
         match self.top.iter().find(|(found, _)| found == name) {
-            Some((_, Some(kind))) if kind.is_dir() => {}
+            Some((_, FileType::Directory)) => {}
             // A link, a file, or something of an unknown kind.
-            Some(_) => inputs.plain = false,
-            None => {}
-        }
-        if !inputs.plain || !has(&self.top, name) {
-            return inputs;
+            Some(_) => {
+                inputs.plain = false;
+                return inputs;
+            }
+            None => return inputs,
         }
         let mut waiting = vec![(PathBuf::from(name), 0)];
         while let Some((path, depth)) = waiting.pop() {
-            let Ok(entries) = fs::read_dir(self.directory.join(&path)) else {
-                inputs.plain = false;
-                continue;
-            };
-            for entry in entries {
-                let Ok(entry) = entry else {
-                    inputs.plain = false;
-                    break;
-                };
-                let name = entry.file_name();
-                match entry.file_type() {
-                    _ if name == *".harborignore" => inputs.plain = false,
-                    Ok(kind) if kind.is_dir() => {
-                        if depth == MAX_DEPTH {
-                            inputs.plain = false;
-                        } else {
-                            waiting.push((path.join(name), depth + 1));
-                        }
+            let listed = self.handle.below(&path).and_then(|directory| {
+                directory.list(self.buffer, |name, kind| match kind {
+                    _ if name == ".harborignore" => inputs.plain = false,
+                    FileType::Directory if depth < MAX_DEPTH => {
+                        waiting.push((path.join(name), depth + 1));
                     }
-                    Ok(kind) if !kind.is_symlink() => {
-                        inputs.files.push(path.join(name));
+                    FileType::RegularFile => inputs.files.push(path.join(name)),
+                    FileType::Directory | FileType::Symlink | FileType::Unknown => {
+                        inputs.plain = false;
                     }
-                    _ => inputs.plain = false,
-                }
-            }
+                    _ => {}
+                })
+            });
+            inputs.plain &= listed.is_ok();
         }
         inputs
     }
@@ -392,28 +411,36 @@ impl Task<'_> {
         }
     }
 
-    fn require_test(&mut self, tests: &Inputs, step: Option<(&str, &Inputs)>) {
+    /// What has this name among the inputs.
+    fn place(&self, path: &Path, inputs: &Inputs) -> Place {
+        if inputs.files.iter().any(|file| file == path) {
+            return Place::File;
+        }
+        let path = self.directory.join(path);
+        match fs::metadata(&path) {
+            Ok(found) if found.is_file() => Place::Unclear,
+            Ok(_) => Place::NoFile,
+            Err(_) if fs::symlink_metadata(&path).is_ok() => Place::Unclear,
+            Err(_) => Place::Nothing,
+        }
+    }
+
+    fn require_test(&mut self, tests: &Inputs, step: Option<(&Path, &Inputs)>) {
         let shared = Path::new("tests").join(self.script());
-        let own = step.map(|(name, inputs)| {
-            (
-                Path::new("steps")
-                    .join(name)
-                    .join("tests")
-                    .join(self.script()),
-                inputs,
-            )
-        });
-        let found = tests.files.contains(&shared)
-            || own
-                .as_ref()
-                .is_some_and(|(path, inputs)| inputs.files.contains(path));
-        if found {
+        let own = step.map(|(directory, inputs)| (directory.join(&shared), inputs));
+        for (path, inputs) in own.iter().chain([&(shared.clone(), tests)]) {
+            match self.place(path, inputs) {
+                Place::Nothing => continue,
+                Place::File => {}
+                Place::Unclear => self.report.ask = true,
+                // The verifier may not need it.
+                Place::NoFile if self.facts.separate_verifier => self.report.ask = true,
+                Place::NoFile => self
+                    .report
+                    .add("tests-unreadable", path, "not a regular file"),
+            }
             return;
         }
-        // Of that name there may be something that is no file.
-        let is_there = |path: &Path| fs::symlink_metadata(self.directory.join(path)).is_ok();
-        self.report.ask |=
-            is_there(&shared) || own.as_ref().is_some_and(|(path, _)| is_there(path));
         match own {
             None => self
                 .report
@@ -428,78 +455,78 @@ impl Task<'_> {
         }
     }
 
-    fn check_instruction(&mut self, key: &mut DefaultHasher) {
-        match read(&self.directory.join("instruction.md"), MAX_TOML) {
+    fn check_instruction(&mut self, file: &Path, key: &mut DefaultHasher) {
+        let mut unreadable = |message: String| {
+            self.report.add("instruction-unreadable", file, message);
+        };
+        match read(&self.handle, file, MAX_TEXT) {
             Ok(Content::Bytes(bytes)) => match std::str::from_utf8(&bytes) {
                 Ok(text) => {
                     bytes.hash(key);
                     if is_empty_instruction(text) {
-                        self.report.add(
-                            "instruction-empty",
-                            "instruction.md",
-                            "the instruction is empty",
-                        );
+                        self.report
+                            .add("instruction-empty", file, "the instruction is empty");
                     }
                 }
                 Err(error) => {
                     let (line, column) = place(&bytes, error);
                     self.report.findings.push(Finding {
                         code: "instruction-unreadable",
-                        file: PathBuf::from("instruction.md"),
+                        file: file.to_owned(),
                         line,
                         column,
                         message: "not UTF-8".to_owned(),
                     });
                 }
             },
-            Ok(Content::TooLarge(_)) => {}
-            // Harbor would wait for ever for what a pipe has to say.
+            Ok(Content::TooLarge(size)) => {
+                unreadable(format!(
+                    "{size} bytes, more than the {MAX_TEXT} that are read of an instruction"
+                ));
+                self.endless = true;
+            }
             Ok(Content::NotAFile) => {
-                self.report.add(
-                    "instruction-unreadable",
-                    "instruction.md",
-                    "not a regular file",
-                );
+                unreadable("not a regular file".to_owned());
+                self.endless = true;
             }
             Err(error) if is_missing(&error) => {
-                self.report.add(
-                    "missing-instruction",
-                    "instruction.md",
-                    "there is no such file",
-                );
+                self.report
+                    .add("missing-instruction", file, "there is no such file");
             }
-            Err(error) => {
-                self.report.add(
-                    "instruction-unreadable",
-                    "instruction.md",
-                    error.to_string(),
-                );
-            }
+            Err(error) => unreadable(error.to_string()),
         }
     }
 
-    fn check_steps(&mut self, tests: &Inputs, steps: &Inputs) {
+    fn check_steps(&mut self, tests: &Inputs, steps: &Inputs, key: &mut DefaultHasher) {
         for name in std::mem::take(&mut self.facts.steps) {
             let directory = Path::new("steps").join(&name);
             let instruction = directory.join("instruction.md");
-            if !steps.files.contains(&instruction) {
-                self.report.ask |= fs::symlink_metadata(self.directory.join(&instruction)).is_ok();
-                self.report
-                    .add("missing-instruction", instruction, "there is no such file");
+            match self.place(&instruction, steps) {
+                Place::File => self.check_instruction(&instruction, key),
+                Place::Unclear => self.report.ask = true,
+                Place::NoFile => {
+                    self.report
+                        .add("instruction-unreadable", instruction, "not a regular file");
+                }
+                Place::Nothing => {
+                    self.report
+                        .add("missing-instruction", instruction, "there is no such file");
+                }
             }
-            self.require_test(tests, Some((&name, steps)));
+            self.require_test(tests, Some((&directory, steps)));
             self.facts.steps.push(name);
         }
     }
 
     fn check_environment(&mut self, solution: &Inputs, tests: &Inputs) {
-        let context = self.directory.join("environment");
-        self.context = listing(&context);
         let is_context = match self.top.iter().find(|(name, _)| name == "environment") {
             None => false,
-            Some((_, Some(kind))) if kind.is_dir() => true,
-            Some(_) => fs::metadata(&context).is_ok_and(|found| found.is_dir()),
+            Some((_, FileType::Directory)) => true,
+            Some(_) => self.directory.join("environment").is_dir(),
         };
+        if is_context && let Ok(context) = self.handle.below(Path::new("environment")) {
+            self.context = listing(&context, self.buffer).into();
+        }
         if self.facts.docker_image.is_some() {
             // The Dockerfile of such a task is not built.
             return;
@@ -513,8 +540,8 @@ impl Task<'_> {
             return;
         }
         let has_compose = has(&self.context, "docker-compose.yaml");
-        let file = context.join("Dockerfile");
-        let source = match read(&file, MAX_SEARCHED * 16) {
+        let file = Path::new("environment/Dockerfile");
+        let source = match read(&self.handle, file, MAX_SEARCHED * 16) {
             Ok(Content::Bytes(source)) => source,
             Err(error) if is_missing(&error) => {
                 if !has_compose {
@@ -548,31 +575,22 @@ impl Task<'_> {
         if has_compose || self.facts.windows.is_some() {
             return;
         }
-        self.check_dockerfile(&context, &source, solution, tests);
+        self.check_dockerfile(&source, solution, tests);
     }
 
-    fn check_dockerfile(
-        &mut self,
-        context: &Path,
-        source: &[u8],
-        solution: &Inputs,
-        tests: &Inputs,
-    ) {
+    fn check_dockerfile(&mut self, source: &[u8], solution: &Inputs, tests: &Inputs) {
+        let context = &self.directory.join("environment");
         let ignores = ["Dockerfile.dockerignore", ".dockerignore"];
         let ignore = if ignores.iter().any(|name| has(&self.context, name)) {
-            let Some(ignore) = read_ignore_file(context) else {
+            let Some(ignore) = read_ignore_file(&self.handle) else {
                 return;
             };
             ignore
         } else {
             None
         };
-        let listed = self
-            .context
-            .iter()
-            .filter_map(|(name, kind)| Some((name.clone(), (*kind)?)));
         let quick = PlanOptions {
-            quick: Some(Rc::new(listed.collect())),
+            quick: Some(Rc::clone(&self.context)),
             ..PlanOptions::default()
         };
         let mut plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &quick);
@@ -599,7 +617,7 @@ impl Task<'_> {
         }
         let wanted = |entry: &dockerfile::Entry| match (entry.kind, entry.source.as_deref()) {
             (EntryKind::File, Some(path)) if !is_removed(entry, path, source) => {
-                self.why_answer(context, path, solution, tests)
+                self.why_answer(path, solution, tests)
             }
             _ => None,
         };
@@ -646,18 +664,12 @@ impl Task<'_> {
     }
 
     /// Why a file of the build context gives the answer away.
-    fn why_answer(
-        &self,
-        context: &Path,
-        path: &str,
-        solution: &Inputs,
-        tests: &Inputs,
-    ) -> Option<String> {
-        if let Some(same) = self.same_as(context, path, solution) {
+    fn why_answer(&self, path: &str, solution: &Inputs, tests: &Inputs) -> Option<String> {
+        if let Some(same) = self.same_as(path, solution) {
             return Some(format!("it holds the same as {}", same.display()));
         }
         if path.starts_with("tests/")
-            && let Some(same) = self.same_as(context, path, tests)
+            && let Some(same) = self.same_as(path, tests)
         {
             return Some(format!(
                 "it holds the same as {}, which the verifier runs",
@@ -669,7 +681,7 @@ impl Task<'_> {
     }
 
     /// The file of `inputs` with the name and the content of a file in the build context.
-    fn same_as(&self, context: &Path, path: &str, inputs: &Inputs) -> Option<PathBuf> {
+    fn same_as(&self, path: &str, inputs: &Inputs) -> Option<PathBuf> {
         let name = Path::new(path).file_name()?;
         let mut alike = inputs
             .files
@@ -677,7 +689,8 @@ impl Task<'_> {
             .filter(|file| file.file_name() == Some(name))
             .peekable();
         alike.peek()?;
-        let Ok(Content::Bytes(content)) = read(&context.join(path), MAX_SEARCHED) else {
+        let file = Path::new("environment").join(path);
+        let Ok(Content::Bytes(content)) = read(&self.handle, &file, MAX_SEARCHED) else {
             return None;
         };
         if content.is_empty() {
@@ -685,7 +698,7 @@ impl Task<'_> {
         }
         alike
             .find(|file| {
-                matches!(read(&self.directory.join(file), MAX_SEARCHED), Ok(Content::Bytes(other)) if other == content)
+                matches!(read(&self.handle, file, MAX_SEARCHED), Ok(Content::Bytes(other)) if other == content)
             })
             .cloned()
     }
@@ -803,7 +816,7 @@ impl Task<'_> {
 
     /// The text of a file that is no reason to believe in a reward; `None` if it is one.
     fn words_of(&self, file: &Path) -> Option<String> {
-        let Ok(Content::Bytes(bytes)) = read(&self.directory.join(file), MAX_SEARCHED) else {
+        let Ok(Content::Bytes(bytes)) = read(&self.handle, file, MAX_SEARCHED) else {
             return None;
         };
         let text = String::from_utf8(bytes).ok()?;
@@ -815,8 +828,6 @@ impl Task<'_> {
     }
 
     fn check_nested(&mut self) {
-        let is_dir = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_dir());
-        let is_file = |kind: &Option<FileType>| kind.is_some_and(|kind| kind.is_file());
         let mut waiting = vec![PathBuf::new()];
         let mut seen = 0;
         while let Some(path) = waiting.pop() {
@@ -824,9 +835,11 @@ impl Task<'_> {
             let entries = if path.as_os_str().is_empty() {
                 &self.top
             } else if path == Path::new("environment") && !self.context.is_empty() {
-                &self.context
+                &*self.context
             } else {
-                found = listing(&self.directory.join(&path));
+                let directory = self.handle.below(&path);
+                found = directory
+                    .map_or_else(|_| Vec::new(), |directory| listing(&directory, self.buffer));
                 &found
             };
             let (mut has_toml, mut has_more) = (false, false);
@@ -834,12 +847,12 @@ impl Task<'_> {
                 seen += 1;
                 let is_hidden = name.as_bytes().first() == Some(&b'.');
                 let is_own = path.as_os_str().is_empty() && (name == "tests" || name == "solution");
-                if is_dir(kind) && !is_hidden && !is_own {
+                if *kind == FileType::Directory && !is_hidden && !is_own {
                     waiting.push(path.join(name));
                 }
-                has_toml |= name == "task.toml" && is_file(kind);
-                has_more |= (name == "instruction.md" && is_file(kind))
-                    || (name == "environment" && is_dir(kind));
+                has_toml |= name == "task.toml" && *kind == FileType::RegularFile;
+                has_more |= (name == "instruction.md" && *kind == FileType::RegularFile)
+                    || (name == "environment" && *kind == FileType::Directory);
             }
             if has_toml && has_more && !path.as_os_str().is_empty() {
                 self.report.add(
@@ -1053,9 +1066,44 @@ fn hash_value(document: &Document<'_>, value: &Value<'_>, key: &mut DefaultHashe
     }
 }
 
-/// A digest of all that a task's directory holds but for `task.toml` and hidden files; `None` if it cannot be read.
-pub fn digest(directory: &Path) -> Option<u128> {
+/// For each task the place of the first one whose directory holds the same, hidden files and `task.toml` aside; its own
+/// where there is none before it. Contents are read only where names and sizes agree, and not beyond [`MAX_COMPARED`].
+pub fn same_content(root: &Path, tasks: &[PathBuf], watch: Watch<'_>) -> Result<Vec<usize>, Error> {
+    let mut since_watch = Instant::now();
+    let mut go_on = || {
+        if since_watch.elapsed() < WATCH_INTERVAL {
+            return Ok(());
+        }
+        since_watch = Instant::now();
+        watch(0, 0).then_some(()).ok_or(Error::Stopped)
+    };
+    let mut alike: HashMap<Vec<Held>, Vec<usize>> = HashMap::new();
+    for (at, task) in tasks.iter().enumerate() {
+        go_on()?;
+        if let Some(held) = held(&root.join(task)) {
+            alike.entry(held).or_default().push(at);
+        }
+    }
+    let mut firsts: Vec<usize> = (0..tasks.len()).collect();
+    for (held, places) in alike.iter().filter(|(_, places)| places.len() > 1) {
+        let mut first = HashMap::new();
+        for &at in places {
+            go_on()?;
+            if let Some(digest) = digest(&root.join(&tasks[at]), held) {
+                firsts[at] = *first.entry(digest).or_insert(at);
+            }
+        }
+    }
+    Ok(firsts)
+}
+
+/// A file of a task: its path, and its size or where it leads.
+type Held = (PathBuf, Result<u64, PathBuf>);
+
+/// `None` if that cannot be told, or is too much to compare.
+fn held(directory: &Path) -> Option<Vec<Held>> {
     let mut files = Vec::new();
+    let mut size = 0;
     let mut waiting = vec![PathBuf::new()];
     while let Some(path) = waiting.pop() {
         for entry in fs::read_dir(directory.join(&path)).ok()? {
@@ -1066,40 +1114,41 @@ pub fn digest(directory: &Path) -> Option<u128> {
             {
                 continue;
             }
-            let kind = entry.file_type().ok()?;
             let below = path.join(&name);
-            if kind.is_dir() {
+            let metadata = entry.metadata().ok()?;
+            if metadata.is_dir() {
                 waiting.push(below);
-            } else {
-                files.push((below, kind.is_file()));
+                continue;
             }
-            if files.len() > MAX_LOOKED_AT {
+            files.push(if metadata.is_file() {
+                size += metadata.len();
+                (below, Ok(metadata.len()))
+            } else {
+                // Empty for what is no link.
+                (below, Err(fs::read_link(entry.path()).unwrap_or_default()))
+            });
+            if files.len() > MAX_LOOKED_AT || size > MAX_COMPARED {
                 return None;
             }
         }
     }
     files.sort_unstable();
+    Some(files)
+}
+
+/// Of the contents of these files; `None` if one cannot be read, or has changed since.
+fn digest(directory: &Path, files: &[Held]) -> Option<u128> {
+    let directory = Directory::open(directory).ok()?;
     let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
     hashers[1].write_u8(1);
-    let mut buffer = vec![0; 64 << 10];
-    for (path, is_file) in files {
-        hashers.iter_mut().for_each(|hasher| path.hash(hasher));
-        if !is_file {
-            let target = fs::read_link(directory.join(&path)).unwrap_or_default();
-            hashers.iter_mut().for_each(|hasher| target.hash(hasher));
-            continue;
-        }
-        let mut file = File::open(directory.join(&path)).ok()?;
-        loop {
-            let length = file.read(&mut buffer).ok()?;
-            hashers
-                .iter_mut()
-                .for_each(|hasher| hasher.write(&buffer[..length]));
-            if length == 0 {
-                break;
+    for (path, size) in files {
+        let Ok(size) = size else { continue };
+        match read(&directory, path, *size).ok()? {
+            Content::Bytes(bytes) if bytes.len() as u64 == *size => {
+                hashers.iter_mut().for_each(|hasher| hasher.write(&bytes));
             }
+            _ => return None,
         }
-        hashers.iter_mut().for_each(|hasher| hasher.write_u8(0xff));
     }
     Some((u128::from(hashers[0].finish()) << 64) | u128::from(hashers[1].finish()))
 }

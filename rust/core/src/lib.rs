@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod columns;
+mod directory;
 pub mod dockerfile;
 pub mod output;
 pub mod suite;

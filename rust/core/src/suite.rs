@@ -23,7 +23,7 @@ const MAX_FILE_SIZE: u64 = 64 << 20;
 const CHUNK: usize = 64;
 const MAX_THREADS: usize = 8;
 /// How often the caller hears of a long scan, and may stop it.
-const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
 pub enum State {
@@ -53,8 +53,6 @@ pub enum ProblemKind {
     Again,
     /// A link to nothing.
     BrokenLink,
-    /// A `task.toml` that is a pipe, a socket or a device.
-    NotAFile,
 }
 
 /// Something about the suite that is no task and deserves a look.
@@ -450,12 +448,12 @@ impl Walker<'_> {
                 Ok(Some((opened, size))) => {
                     Ok(Some(read_opened(opened, size, version, &mut self.reader)))
                 }
-                Ok(None) => Ok(None),
+                Ok(None) => fs::metadata(&file).map(|found| no_file(&found)),
                 Err(error) => unopened(&file, error),
             },
             None => match fs::metadata(&file) {
                 Ok(metadata) if metadata.is_file() => Ok(Some(State::Unread)),
-                Ok(_) => Ok(None),
+                Ok(metadata) => Ok(no_file(&metadata)),
                 Err(error) => unopened(&file, error),
             },
         };
@@ -514,9 +512,6 @@ impl Walker<'_> {
                 let link = entry.path();
                 match fs::metadata(&link) {
                     Ok(target) if target.is_dir() => self.found.links.push(path.join(&name)),
-                    Ok(target) if !target.is_file() && name == *"task.toml" => {
-                        self.problem(path.join(&name), ProblemKind::NotAFile, "");
-                    }
                     Ok(_) => {}
                     Err(error) => {
                         let kind = match error.kind() {
@@ -530,8 +525,6 @@ impl Walker<'_> {
                         self.problem(path.join(&name), kind, target);
                     }
                 }
-            } else if !file_type.is_file() && name == *"task.toml" {
-                self.problem(path.join(&name), ProblemKind::NotAFile, "");
             }
         }
         self.give(chunk);
@@ -680,19 +673,45 @@ pub(crate) fn open(file: &Path) -> io::Result<Option<(File, u64)>> {
 
 /// What to make of a `task.toml` that cannot be opened: no task, a broken task, or a directory that cannot be searched.
 fn unopened(file: &Path, error: io::Error) -> io::Result<Option<State>> {
+    let is_link = || fs::symlink_metadata(file).is_ok();
     match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Ok(is_link().then(|| unreadable(&error)))
+        }
         _ => match fs::metadata(file) {
             Ok(metadata) if metadata.is_file() => Ok(Some(unreadable(&error))),
+            Ok(metadata) => Ok(no_file(&metadata)),
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => Err(error),
-            // Listing the directory names the link, or fails with the better reason.
-            _ => Ok(None),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Ok(Some(unreadable(&error))),
+            // Listing the directory fails with the better reason.
+            Err(_) => Ok(None),
         },
     }
 }
 
+/// A `task.toml` that is no file: a directory may have any name, anything else was meant as a task.
+fn no_file(found: &fs::Metadata) -> Option<State> {
+    (!found.is_dir()).then(|| {
+        State::refused(
+            RefusalKind::Unreadable,
+            "cannot be read: not a regular file",
+        )
+    })
+}
+
 fn unreadable(error: &io::Error) -> State {
-    State::refused(RefusalKind::Unreadable, format!("cannot be read: {error}"))
+    let message = format!("cannot be read: {}", why_not(error));
+    State::refused(RefusalKind::Unreadable, message)
+}
+
+/// Why a file that a directory lists cannot be opened.
+pub(crate) fn why_not(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            "a link to something that does not exist".to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 fn read_file(file: &Path, version: Version, reader: &mut Reader) -> State {

@@ -54,10 +54,10 @@ pub fn check_tasks(
         .collect())
 }
 
-/// Digest of a task's content; None if it cannot be read.
+/// For each task the place of the first one with the same content, or its own.
 #[pyfunction]
-pub fn task_digest(py: Python<'_>, directory: PathBuf) -> Option<u128> {
-    py.detach(|| check::digest(&directory))
+pub fn same_content(py: Python<'_>, root: PathBuf, tasks: Vec<PathBuf>) -> PyResult<Vec<usize>> {
+    watched(py, None, |watch| check::same_content(&root, &tasks, watch))
 }
 
 #[derive(FromPyObject)]

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::check::{check_tasks, locate_key, task_digest};
+    use super::check::{check_tasks, locate_key, same_content};
     #[pymodule_export]
     use super::dockerfile::{copy_plan, expand_word, match_ignore, match_path, parse_dockerfile};
 

@@ -86,7 +86,6 @@ impl SuiteIndex {
             ProblemKind::Outside => "outside",
             ProblemKind::Again => "again",
             ProblemKind::BrokenLink => "broken-link",
-            ProblemKind::NotAFile => "not-a-file",
         };
         let suite = self.lock();
         suite

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::{self, FileType};
+use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use super::ignore::{IgnorePatterns, Matches};
 use super::paths;
+use crate::directory::FileType;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileKind {
@@ -120,9 +121,15 @@ impl Context {
                             (metadata.file_type(), Some(mode))
                         }),
                     };
-                    if let Ok((file_type, mode)) = looked_at {
+                    if let Ok((kind, mode)) = looked_at {
                         let name = entry.file_name();
-                        found.extend(self.entry(directory, &host, name, file_type, mode));
+                        let kind = match kind {
+                            kind if kind.is_dir() => FileType::Directory,
+                            kind if kind.is_symlink() => FileType::Symlink,
+                            kind if kind.is_file() => FileType::RegularFile,
+                            _ => FileType::Unknown,
+                        };
+                        found.extend(self.entry(directory, &host, name, kind, mode));
                     }
                 }
             }
@@ -154,16 +161,15 @@ impl Context {
         mode: Option<u32>,
     ) -> Option<(String, Info)> {
         self.read += 1;
-        let kind = if file_type.is_dir() {
-            Some(FileKind::Directory)
-        } else if file_type.is_symlink() {
-            let target = fs::read_link(host.join(&name)).ok();
-            let target = target.and_then(|target| target.into_os_string().into_string().ok());
-            target.map(FileKind::Symlink)
-        } else if file_type.is_file() {
-            Some(FileKind::File)
-        } else {
-            Some(FileKind::Special)
+        let kind = match file_type {
+            FileType::Directory => Some(FileKind::Directory),
+            FileType::RegularFile => Some(FileKind::File),
+            FileType::Symlink => {
+                let target = fs::read_link(host.join(&name)).ok();
+                let target = target.and_then(|target| target.into_os_string().into_string().ok());
+                target.map(FileKind::Symlink)
+            }
+            _ => Some(FileKind::Special),
         };
         let (Some(kind), Ok(name)) = (kind, name.into_string()) else {
             self.unreadable.push(directory.to_owned());

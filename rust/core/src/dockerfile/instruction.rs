@@ -1,6 +1,6 @@
 //! What each instruction demands of its flags and arguments.
 
-use super::parser::{Dockerfile, Heredoc, Instruction, chomp, heredoc_word};
+use super::parser::{Heredoc, Instruction, chomp, heredoc_word};
 use super::{BuildError, parser};
 
 pub const HEREDOC_KEYWORDS: [&str; 3] = ["ADD", "COPY", "RUN"];
@@ -109,32 +109,31 @@ fn fail<T>(code: &'static str, line: usize, message: impl Into<String>) -> Resul
     Err(BuildError::new(code, line, message))
 }
 
-pub fn parts(dockerfile: &Dockerfile) -> Result<Parts, BuildError> {
+pub fn parts(instructions: Vec<Instruction>) -> Result<Parts, BuildError> {
+    let last_line = instructions.last().map_or(0, |last| last.line);
     let mut stages: Vec<Stage> = Vec::new();
     let mut global_args = Vec::new();
-    for instruction in &dockerfile.instructions {
+    for instruction in instructions {
         if instruction.keyword == "FROM" {
-            stages.push(stage(instruction)?);
+            stages.push(stage(&instruction)?);
             continue;
         }
+        let before = stages.is_empty().then(|| instruction.keyword.clone());
         let command = command(instruction)?;
         match (stages.last_mut(), &command.kind) {
             (None, CommandKind::Arg(_)) => global_args.push(command),
             (None, _) => {
-                let message = format!(
-                    "{} stands before the first FROM; only ARG may",
-                    instruction.keyword
-                );
-                return fail("before-from", instruction.line, message);
+                let keyword = before.unwrap_or_default();
+                let message = format!("{keyword} stands before the first FROM; only ARG may");
+                return fail("before-from", command.line, message);
             }
             (Some(stage), _) => stage.commands.push(command),
         }
     }
     if stages.is_empty() {
-        let line = dockerfile.instructions.last().map_or(0, |last| last.line);
         return fail(
             "no-from",
-            line,
+            last_line,
             "there is no FROM, so there is nothing to build",
         );
     }
@@ -186,8 +185,13 @@ fn stage(instruction: &Instruction) -> Result<Stage, BuildError> {
     })
 }
 
-pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
+pub fn command(instruction: Instruction) -> Result<Command, BuildError> {
     let line = instruction.line;
+    if instruction.keyword == "RUN" {
+        let kind = CommandKind::Run(run(instruction)?);
+        return Ok(Command { kind, line });
+    }
+    let instruction = &instruction;
     let args = &instruction.args;
     let keyword = instruction.keyword.as_str();
     let no_flags = || Flags::parse(instruction, &instruction.flags, &[]).map(|_| ());
@@ -249,7 +253,6 @@ pub fn command(instruction: &Instruction) -> Result<Command, BuildError> {
             CommandKind::Arg(pairs)
         }
         "ADD" | "COPY" => CommandKind::Copy(copy(instruction)?),
-        "RUN" => CommandKind::Run(run(instruction)?),
         "WORKDIR" => {
             exactly_one()?;
             no_flags()?;
@@ -372,7 +375,7 @@ fn onbuild(instruction: &Instruction) -> Result<CommandKind, BuildError> {
     Ok(CommandKind::Onbuild(Onbuild { text }))
 }
 
-fn run(instruction: &Instruction) -> Result<Run, BuildError> {
+fn run(instruction: Instruction) -> Result<Run, BuildError> {
     let text = FlagKind::Text;
     let known = [
         ("mount", FlagKind::Texts),
@@ -380,7 +383,7 @@ fn run(instruction: &Instruction) -> Result<Run, BuildError> {
         ("security", text),
         ("device", FlagKind::Texts),
     ];
-    let flags = Flags::parse(instruction, &instruction.flags, &known)?;
+    let flags = Flags::parse(&instruction, &instruction.flags, &known)?;
     let mounts_from = flags
         .texts("mount")
         .iter()
@@ -389,9 +392,9 @@ fn run(instruction: &Instruction) -> Result<Run, BuildError> {
         .map(str::to_owned)
         .collect();
     Ok(Run {
-        args: instruction.args.clone(),
+        args: instruction.args,
         json: instruction.json,
-        heredocs: instruction.heredocs.clone(),
+        heredocs: instruction.heredocs,
         mounts_from,
     })
 }
@@ -584,7 +587,7 @@ pub fn trigger(onbuild: &Onbuild, line: usize) -> Result<Command, BuildError> {
         error
     };
     let parsed = parser::parse(&onbuild.text).map_err(at_line)?;
-    let [instruction] = parsed.instructions.as_slice() else {
+    let Ok([instruction]) = <[Instruction; 1]>::try_from(parsed.instructions) else {
         return fail(
             "onbuild-trigger",
             line,

@@ -7,11 +7,16 @@ pub fn clean(path: &str) -> String {
 
 /// The path cleaned as if it began at the root: `..` stops there.
 pub fn clean_absolute(path: &str) -> String {
-    cleaned(format!("/{path}"))
+    join("/", path)
 }
 
 pub fn join(directory: &str, name: &str) -> String {
-    cleaned(format!("{}/{name}", directory.trim_end_matches('/')))
+    let directory = directory.trim_end_matches('/');
+    let mut path = String::with_capacity(directory.len() + 1 + name.len());
+    path.push_str(directory);
+    path.push('/');
+    path.push_str(name);
+    cleaned(path)
 }
 
 fn cleaned(path: String) -> String {

@@ -267,7 +267,7 @@ impl Planner<'_> {
         let Parts {
             stages,
             global_args,
-        } = instruction::parts(&parsed)?;
+        } = instruction::parts(parsed.instructions)?;
         if stages.len() > MAX_STAGES {
             self.unknown(
                 stages[MAX_STAGES].line,
@@ -552,11 +552,16 @@ impl Planner<'_> {
             CommandKind::Onbuild(onbuild) => state.onbuild.push(onbuild.clone()),
             CommandKind::Run(run) => {
                 if self.options.quick.is_some() {
-                    state.tree = Tree::new(true);
+                    if !state.tree.is_blank() {
+                        state.tree = Tree::new(true);
+                    }
                     state.traceable = false;
-                    state
-                        .events
-                        .push(Event::Effects(Rc::new(Effects::any(line))));
+                    // What is touched already need not be touched again.
+                    if !matches!(state.events.last(), Some(Event::Effects(last)) if last.is_any()) {
+                        state
+                            .events
+                            .push(Event::Effects(Rc::new(Effects::any(line))));
+                    }
                     return Ok(());
                 }
                 let shell = state.shell.as_deref().map(Vec::as_slice);

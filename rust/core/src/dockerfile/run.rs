@@ -234,6 +234,10 @@ impl Effects {
         }
     }
 
+    pub fn is_any(&self) -> bool {
+        self.everything.is_some()
+    }
+
     /// Everything below `path` may have been overwritten.
     pub fn overwrite(line: usize, path: &str, reason: &str) -> Self {
         let below = HashMap::from([(path.to_owned(), reason.to_owned())]);

@@ -47,6 +47,13 @@ pub fn expand(
     escape: char,
     lookup: &dyn Fn(&str) -> Value,
 ) -> Result<Expanded, ShellError> {
+    let is_plain = |byte| !matches!(byte, b'$' | b'\'' | b'"') && byte != escape as u8;
+    if word.len() <= MAX_TEXT && word.bytes().all(is_plain) {
+        return Ok(Expanded {
+            text: word.to_owned(),
+            ..Expanded::default()
+        });
+    }
     run(word, escape, lookup, Mode::default(), false).map(|(expanded, _)| expanded)
 }
 

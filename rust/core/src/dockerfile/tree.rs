@@ -1,5 +1,6 @@
 //! A stage's file system, as far as it is known.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -71,6 +72,11 @@ impl Tree {
         }
     }
 
+    /// Whether nothing at all is known of it.
+    pub fn is_blank(&self) -> bool {
+        self.root.partial && self.root.children.is_empty()
+    }
+
     /// Looks a cleaned absolute path up; follows no link.
     pub fn lookup(&self, path: &str) -> Lookup<'_> {
         let mut node = &self.root;
@@ -126,29 +132,33 @@ impl Tree {
 
 /// Follows the links that `link` knows, inside the root; `..` stops there.
 pub fn resolve(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
-    let mut waiting: Vec<String> = paths::components(path).map(str::to_owned).collect();
+    let mut waiting: Vec<Cow<'_, str>> = paths::components(path).map(Cow::Borrowed).collect();
     waiting.reverse();
     let mut resolved = String::from("/");
     let mut links = 0;
     while let Some(part) = waiting.pop() {
+        let length = resolved.len();
         if part == ".." {
-            resolved = paths::parent(&resolved).to_owned();
+            resolved.truncate(paths::parent(&resolved).len());
             continue;
         }
-        let next = paths::join(&resolved, &part);
-        let Some(target) = link(&next) else {
-            resolved = next;
+        if length > 1 {
+            resolved.push('/');
+        }
+        resolved.push_str(&part);
+        let Some(target) = link(&resolved) else {
             continue;
         };
+        resolved.truncate(length);
         links += 1;
         if links > MAX_LINKS {
             return None;
         }
         if target.starts_with('/') {
-            resolved = String::from("/");
+            resolved.truncate(1);
         }
-        let parts: Vec<String> = paths::components(&target).map(str::to_owned).collect();
-        waiting.extend(parts.into_iter().rev());
+        let parts: Vec<_> = paths::components(&target).map(str::to_owned).collect();
+        waiting.extend(parts.into_iter().rev().map(Cow::Owned));
     }
     Some(resolved)
 }

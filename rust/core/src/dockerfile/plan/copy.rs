@@ -117,12 +117,20 @@ impl Planner<'_> {
                 "--checksum needs exactly one source, a URL or git repository",
             );
         }
-        let destination = destination?;
-        let Some(destination) = absolute(state.workdir.as_deref(), &destination) else {
-            return unclear(format!(
-                "the destination {:?} is relative, and the base image's working directory isn't known",
-                copy.destination
-            ));
+        // Where it leads may be unknown; a source that is missing fails the build all the same.
+        let (destination, unclear_where) = match destination {
+            Ok(destination) => match absolute(state.workdir.as_deref(), &destination) {
+                Some(destination) => (destination, None),
+                None => {
+                    let reason = format!(
+                        "the destination {:?} is relative, and the base image's working directory isn't known",
+                        copy.destination
+                    );
+                    (format!("/{destination}"), Some(reason))
+                }
+            },
+            Err(Stop::Unknown(reason)) => ("/".to_owned(), Some(reason)),
+            Err(stop) => return Err(stop),
         };
         let destination = keep_slash(&destination);
         check_length(&destination, line)?;
@@ -157,6 +165,12 @@ impl Planner<'_> {
             Some(Source::Scratch) => Some(Files::Tree(Tree::new(false))),
             Some(Source::Image(_) | Source::Unknown) => None,
         };
+        let mut elsewhere = unclear_where.as_ref().map(|_| State {
+            tree: Tree::new(true),
+            ..state.clone()
+        });
+        let unknowns = self.plan.unknowns.len();
+        let state = elsewhere.as_mut().unwrap_or(state);
         // --link copies into an empty tree first, which is then laid over the stage.
         let below = (copy.link && copy.chmod.is_empty())
             .then(|| std::mem::replace(&mut state.tree, Tree::new(false)));
@@ -185,6 +199,10 @@ impl Planner<'_> {
             }
             let above = std::mem::replace(&mut state.tree, below);
             lay_over(&mut state.tree, &above);
+        }
+        if let Some(reason) = unclear_where {
+            self.plan.unknowns.truncate(unknowns);
+            return result.and_then(|()| unclear(reason));
         }
         result
     }
