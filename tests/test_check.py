@@ -744,6 +744,27 @@ def test_a_tree_that_may_be_too_deep_for_harbor_is_left_to_it(tmp_path: Path) ->
     assert _native.check_tasks(tmp_path, ["a"])[0][:2] == ([], True)
 
 
+def test_a_tree_for_which_harbor_would_take_minutes_is_refused_without_it(tmp_path: Path) -> None:
+    task = write(tmp_path / "a")
+    (task / "tests" / "/".join("d" * 200)).mkdir(parents=True)
+    finding = the_only(check(tmp_path))
+    assert finding.code == "path-forbidden" and "80 deep" in finding.message
+
+
+def test_a_task_that_no_dataset_can_hold_is_an_error(tmp_path: Path) -> None:
+    write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff")))
+    finding = the_only(check(tmp_path))
+    assert (finding.task_id, finding.code) == (r"a\xff", "path-forbidden")
+
+
+def test_a_dockerfile_full_of_mistakes_ends(tmp_path: Path) -> None:
+    lines = 3_000
+    task = write(tmp_path / "a", dockerfile="FROM x\n" + "COPY gone /\n" * lines, files={"environment/a.patch": "-"})
+    assert codes(tmp_path) == ["copy-missing"] * lines
+    (task / "environment" / "Dockerfile").write_text("FROM x\n" + "COPY a.patch /\n" * lines)
+    assert set(codes(tmp_path)) == {"answer-copied"}
+
+
 def test_a_wide_tree_needs_no_question_to_harbor(tmp_path: Path) -> None:
     # Harbor's own walk takes milliseconds for each file.
     task = write(tmp_path / "a")

@@ -153,6 +153,19 @@ def test_index_leaves_out_what_a_run_would_refuse_as_on_invalid_skip_does(
     assert "3 tasks: 1 in the table, 2 refused and left out" in capsys.readouterr().out
 
 
+def test_names_do_not_reach_the_terminal_as_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a\n\x1b[31mred")
+    (tmp_path / "a\n\x1b[31mred" / "instruction.md").unlink()
+    for command in ("check", "index"):
+        assert main([command, str(tmp_path)]) == 1
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.out + captured.err
+        assert r"/a\n\x1b[31mred/instruction.md" in captured.out + captured.err
+    assert main(["check", str(tmp_path), "--json"]) == 1
+    [finding] = objects(capsys.readouterr().out)
+    assert finding["file"] == f"{tmp_path}/a\n\x1b[31mred/instruction.md"
+
+
 def test_a_file_instead_of_a_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_task(tmp_path / "a")
     assert main(["check", str(tmp_path / "a" / "task.toml")]) == 2

@@ -1,10 +1,9 @@
 use crate::{parts, scratch};
 use harbor_trl_core::dockerfile::{
-    EntryKind, IgnorePatterns, PlanOptions, Value, copy_plan, expand, match_path, parse,
-    parse_ignore_file,
+    EntryKind, FileType, IgnorePatterns, PlanOptions, RootListing, Value, copy_plan, expand,
+    match_path, parse, parse_ignore_file,
 };
-use std::ffi::OsString;
-use std::fs::FileType;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -42,11 +41,11 @@ static CONTEXT: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// What the caller of a quick plan has listed already.
-fn listing() -> Rc<Vec<(OsString, FileType)>> {
+fn listing() -> RootListing {
     let entries = std::fs::read_dir(&*CONTEXT).expect("the context can be listed");
     let named = entries.flatten().map(|entry| {
-        let kind = entry.file_type().expect("an entry has a kind");
-        (entry.file_name(), kind)
+        let metadata = entry.metadata().expect("an entry has a kind");
+        (entry.file_name(), FileType::from_raw_mode(metadata.mode()))
     });
     Rc::new(named.collect())
 }

@@ -56,7 +56,7 @@ CODES: dict[str, Code] = {
         "error", "Add environment/Dockerfile or environment/docker-compose.yaml, or set [environment].docker_image."
     ),
     "path-forbidden": Code(
-        "error", "Keep tests, solution and steps inside the task: no links that leave it or form a cycle."
+        "error", "Keep tests, solution and steps inside the task: no links that leave it or form a cycle, no odd names."
     ),
     "unreadable": Code("error", "Make the file readable for the user who trains."),
     "dockerfile-unreadable": Code("error", "Make the Dockerfile a file that can be read."),

@@ -111,10 +111,14 @@ def _check(options: argparse.Namespace) -> int:
 
 def _readable(finding: Finding, paint: Callable[[str, str], str]) -> str:
     place = "".join(f":{number}" for number in (finding.line, finding.column) if number)
-    return (
-        f"{finding.file}{place}: {paint(finding.severity, finding.severity)}: {finding.message} [{finding.code}]\n"
-        f"    {finding.remedy}"
-    )
+    file, message = _on_one_line(finding.file), _on_one_line(finding.message)
+    severity = paint(finding.severity, finding.severity)
+    return f"{file}{place}: {severity}: {message} [{finding.code}]\n    {finding.remedy}"
+
+
+def _on_one_line(text: str) -> str:
+    """With control characters escaped, as a name may hold them and a terminal obeys them."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _index(options: argparse.Namespace) -> int:
@@ -132,7 +136,7 @@ def _index(options: argparse.Namespace) -> int:
             for row in batch.to_pylist():
                 print(json.dumps(row, ensure_ascii=False, default=_plain))
     for task in found.broken:
-        print(task, file=sys.stderr)
+        print(_on_one_line(str(task)), file=sys.stderr)
     if not options.json:
         for field in found.table.schema:
             missing = found.table.column(field.name).null_count

@@ -13,6 +13,8 @@ from harbor_trl.suite import takes_minutes
 
 #: Directories that Harbor's walk may visit, links followed: a few links can make it visit 2**n.
 _MAX_VISITS = 100_000
+#: Its time grows with the fourth power of the depth: ten seconds at 60, minutes beyond this.
+_MAX_DEPTH = 80
 
 
 class Verdict(NamedTuple):
@@ -36,7 +38,12 @@ def refusal(task_dir: Path) -> Verdict | None:
 
     if takes_minutes((task_dir / "task.toml").read_text(encoding="utf-8")):
         return Verdict("toml-unreadable", "task.toml", (), "Python's tomllib would take minutes to read it")
-    if (visits := _visits(task_dir)) > _MAX_VISITS:
+    try:
+        visits = _visits(task_dir)
+    except RecursionError:
+        message = f"directories are nested more than {_MAX_DEPTH} deep, which takes Harbor minutes"
+        return Verdict("path-forbidden", "", (), message)
+    if visits > _MAX_VISITS:
         return Verdict("path-forbidden", "", (), f"links to directories make Harbor visit {visits:,} of them")
     from harbor.models.task.task import Task
 
@@ -114,7 +121,7 @@ def _path_in(message: str, task_dir: Path) -> str:
 
 
 def _visits(task_dir: Path) -> int:
-    """How many directories Harbor visits in a task's inputs, up to a number that is too many."""
+    """How many directories Harbor visits in a task's inputs; a `RecursionError` where they are nested too deeply."""
     counts: dict[str, int] = {}
     root = os.path.realpath(task_dir)
 
@@ -122,8 +129,10 @@ def _visits(task_dir: Path) -> int:
         real = os.path.realpath(directory)
         if real in counts:
             return counts[real]
-        if real in ancestors or len(ancestors) > 500 or not f"{real}/".startswith(f"{root}/"):
+        if real in ancestors or not f"{real}/".startswith(f"{root}/"):
             return 1
+        if len(ancestors) > _MAX_DEPTH:
+            raise RecursionError
         total = 1
         try:
             with os.scandir(real) as entries:

@@ -7,7 +7,7 @@ mod fields;
 
 use crate::directory::{Buffer, Directory, FileType};
 use crate::dockerfile::{self, EntryKind, PlanOptions, RootListing};
-use crate::suite::{Crew, Error, WATCH_INTERVAL, Watch, lock, threads, why_not};
+use crate::suite::{Crew, Error, NOT_UTF8, WATCH_INTERVAL, Watch, lock, threads, why_not};
 use crate::toml::{self, Document, Value, Version};
 use fields::{Facts, Offset};
 use rustix::buffer::spare_capacity;
@@ -35,6 +35,10 @@ const MAX_DEPTH: usize = 48;
 const MAX_SEARCHED: u64 = 1 << 20;
 /// A larger `task.toml` or instruction is refused unread.
 const MAX_TEXT: u64 = 64 << 20;
+/// A larger Dockerfile is not followed.
+const MAX_DOCKERFILE: u64 = 4 << 20;
+/// Copied files times bytes of the Dockerfile in which their removal is looked for.
+const MAX_REMOVAL_STEPS: usize = 1 << 30;
 /// Bytes of a task that are compared with another's.
 const MAX_COMPARED: u64 = 64 << 20;
 /// Files of a task that are looked at for what is only worth a warning.
@@ -127,6 +131,10 @@ fn check_task(
     buffer: &mut Buffer,
 ) -> Report {
     let mut report = Report::default();
+    if path.to_str().is_none() {
+        report.add("path-forbidden", "", NOT_UTF8);
+        return report;
+    }
     let handle = match top.below(path) {
         Ok(handle) => handle,
         Err(error) => {
@@ -541,7 +549,7 @@ impl Task<'_> {
         }
         let has_compose = has(&self.context, "docker-compose.yaml");
         let file = Path::new("environment/Dockerfile");
-        let source = match read(&self.handle, file, MAX_SEARCHED * 16) {
+        let source = match read(&self.handle, file, MAX_DOCKERFILE) {
             Ok(Content::Bytes(source)) => source,
             Err(error) if is_missing(&error) => {
                 if !has_compose {
@@ -615,6 +623,7 @@ impl Task<'_> {
         if self.options.only_errors {
             return;
         }
+        let looked_at = MAX_LOOKED_AT.min(MAX_REMOVAL_STEPS / source.len().max(1));
         let wanted = |entry: &dockerfile::Entry| match (entry.kind, entry.source.as_deref()) {
             (EntryKind::File, Some(path)) if !is_removed(entry, path, source) => {
                 self.why_answer(path, solution, tests)
@@ -624,7 +633,7 @@ impl Task<'_> {
         if !plan
             .entries
             .iter()
-            .take(MAX_LOOKED_AT)
+            .take(looked_at)
             .any(|entry| wanted(entry).is_some())
         {
             return;
@@ -632,7 +641,7 @@ impl Task<'_> {
         plan = dockerfile::copy_plan(source, ignore.as_deref(), context, &PlanOptions::default());
         // One finding for an instruction, however many files it copies.
         let mut by_line: BTreeMap<usize, (String, usize)> = BTreeMap::new();
-        for entry in plan.entries.iter().take(MAX_LOOKED_AT) {
+        for entry in plan.entries.iter().take(looked_at) {
             if let Some(why) = wanted(entry).filter(|_| stays(entry, source)) {
                 let path = entry.source.as_deref().unwrap_or_default();
                 let message = || {

@@ -641,13 +641,13 @@ fn join(base: &Path, path: &Path) -> PathBuf {
     }
 }
 
+pub(crate) const NOT_UTF8: &str =
+    "the name of the task's directory, or of one above it, is not UTF-8: rename it";
+
 fn unread(path: &Path) -> State {
     match path.to_str() {
         Some(_) => State::Unread,
-        None => State::refused(
-            RefusalKind::Name,
-            "the name of the task's directory, or of one above it, is not UTF-8: rename it",
-        ),
+        None => State::refused(RefusalKind::Name, NOT_UTF8),
     }
 }
 

@@ -17,6 +17,7 @@ mod shell;
 mod stages;
 mod tree;
 
+pub use crate::directory::FileType;
 pub use context::RootListing;
 pub use ignore::{IgnorePatterns, parse_ignore_file};
 pub use parser::{Dockerfile, Heredoc, Instruction, parse};

@@ -4,7 +4,7 @@ mod copy;
 mod files;
 mod mode;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
@@ -138,6 +138,7 @@ pub fn copy_plan(
         context: None,
         options,
         source: dockerfile,
+        line_starts: OnceCell::new(),
         escape: '\\',
         globals: HashMap::new(),
         visits: 0,
@@ -210,6 +211,7 @@ struct Planner<'a> {
     context: Option<Rc<RefCell<Context>>>,
     options: &'a PlanOptions,
     source: &'a [u8],
+    line_starts: OnceCell<Vec<usize>>,
     escape: char,
     globals: HashMap<String, Value>,
     visits: usize,
@@ -669,8 +671,15 @@ impl Planner<'_> {
 
     /// Where a word stands on a line of the Dockerfile, counted from 1 in characters.
     fn column(&self, line: usize, word: &str) -> Option<usize> {
-        let source = String::from_utf8_lossy(self.source);
-        let text = source.lines().nth(line.checked_sub(1)?)?;
+        let line_starts = self.line_starts.get_or_init(|| {
+            let newlines = (0..self.source.len()).filter(|&at| self.source[at] == b'\n');
+            std::iter::once(0)
+                .chain(newlines.map(|at| at + 1))
+                .collect()
+        });
+        let rest = &self.source[*line_starts.get(line.checked_sub(1)?)?..];
+        let end = rest.iter().position(|&byte| byte == b'\n');
+        let text = String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]);
         let at = text.find(word)?;
         Some(text[..at].chars().count() + 1)
     }
