@@ -103,10 +103,12 @@ def differences_from_base(case: Case, plan: dict[str, Any], image: dict[str, Nod
         path = resolve(entry["destination"], image)
         if entry["if_directory"] and (image[path].kind == "directory" if path in image else path in BASE_DIRECTORIES):
             path = resolve(entry["if_directory"], image)
-        if entry["kind"] == "directory" and entry["if_missing"] and expected.get(path, {}) is not None:
+        if entry["touched"]:
+            expected[path] = None
+        elif entry["kind"] == "directory" and entry["if_missing"] and expected.get(path, {}) is not None:
             expected.setdefault(path, {**entry, "mode": None, "owner": None})
         else:
-            expected[path] = None if entry["touched"] else entry
+            expected[path] = entry
     found: list[Any] = []
     for path, entry in expected.items():
         built = image.get(path)
@@ -241,8 +243,10 @@ def test_builds_agree_with_their_plans(builder: Builder) -> None:
             else:
                 built.update(scratch=1, entries=len(model))
 
-    check()
-    print(dict(built))
+    try:
+        check()
+    finally:
+        print(dict(built))
     assert built["base"] + built["scratch"] >= BATCH * BATCHES / 4, built
     # What is in the base image already, and unknown to the plan, is rarely in the way.
     assert built["surprises"] <= built["base"] / 10 + 1, built
