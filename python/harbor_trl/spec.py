@@ -257,9 +257,7 @@ class HarborSpec:
         from harbor_trl.checks import unusable_tasks
 
         suite, positions = self._suite
-        if self._on_invalid == "raise" and (
-            unusable := unusable_tasks(suite, positions, self._environment_type, self._options.environment_kwargs)
-        ):
+        if self._on_invalid == "raise" and (unusable := unusable_tasks(suite, positions, *self._backend)):
             raise self._refusal(list(unusable.values()))
 
     @cached_property
@@ -279,7 +277,9 @@ class HarborSpec:
                 if repo := _REPO_ADDRESS.search(given):
                     meant = f" Did you mean {repo[1]!r}?"
                 else:
-                    meant = did_you_mean(path.name, os.listdir(path.parent) if path.parent.is_dir() else [])
+                    # Not every directory may be listed.
+                    beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+                    meant = did_you_mean(path.name, beside)
                 raise SuiteError(
                     f"There is no directory {path.absolute()}, and {given!r} is not the id of a dataset repo on the "
                     f"Hugging Face hub (owner/name).{meant}"

@@ -43,12 +43,9 @@ impl Directory {
         Ok(Directory(open(base, path, OFlags::DIRECTORY)?))
     }
 
-    /// An open regular file and its size; `None` for anything else of that name.
+    /// As [`file`], from here.
     pub fn file(&self, path: &Path) -> io::Result<Option<(File, u64)>> {
-        // A pipe without a writer would block an ordinary open for ever.
-        let file = open(&self.0, path, OFlags::NONBLOCK)?;
-        let stat = fstat(&file)?;
-        Ok((kind(&stat) == FileType::RegularFile).then(|| (file.into(), stat.st_size as u64)))
+        file_at(&self.0, path)
     }
 
     /// Calls `each` with the name and the kind of all that is in it, once: a handle is listed once.
@@ -86,6 +83,18 @@ impl Directory {
         }
         Ok(())
     }
+}
+
+/// An open regular file and its size; `None` for anything else of that name.
+pub fn file(path: &Path) -> io::Result<Option<(File, u64)>> {
+    file_at(CWD, path)
+}
+
+fn file_at(base: impl AsFd, path: &Path) -> io::Result<Option<(File, u64)>> {
+    // A pipe without a writer would block an ordinary open for ever.
+    let file = open(base, path, OFlags::NONBLOCK)?;
+    let stat = fstat(&file)?;
+    Ok((kind(&stat) == FileType::RegularFile).then(|| (file.into(), stat.st_size as u64)))
 }
 
 fn open(base: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {

@@ -3,15 +3,15 @@
 //! A task is a directory with a file `task.toml`; what lies below a task is not searched. Threads are made per call, so that a
 //! forked process can scan as well.
 
+use crate::directory;
 use crate::task::{Given, Refusal, RefusalKind, Store, TaskInfo};
 use crate::toml::Version;
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -444,7 +444,7 @@ impl Walker<'_> {
         file.push("task.toml");
         let state = match self.start.read {
             // Most directories are tasks, so opening the file is the cheapest question.
-            Some(version) => match open(&file) {
+            Some(version) => match directory::file(&file) {
                 Ok(Some((opened, size))) => {
                     Ok(Some(read_opened(opened, size, version, &mut self.reader)))
                 }
@@ -660,17 +660,6 @@ struct Reader {
     store: Store,
 }
 
-/// An open regular file and its size; `None` for anything else of that name.
-pub(crate) fn open(file: &Path) -> io::Result<Option<(File, u64)>> {
-    // A pipe without a writer would block an ordinary open for ever.
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(file)?;
-    let metadata = opened.metadata()?;
-    Ok(metadata.is_file().then_some((opened, metadata.len())))
-}
-
 /// What to make of a `task.toml` that cannot be opened: no task, a broken task, or a directory that cannot be searched.
 fn unopened(file: &Path, error: io::Error) -> io::Result<Option<State>> {
     let is_link = || fs::symlink_metadata(file).is_ok();
@@ -715,7 +704,7 @@ pub(crate) fn why_not(error: &io::Error) -> String {
 }
 
 fn read_file(file: &Path, version: Version, reader: &mut Reader) -> State {
-    match open(file) {
+    match directory::file(file) {
         Ok(Some((opened, size))) => read_opened(opened, size, version, reader),
         Ok(None) => State::refused(
             RefusalKind::Unreadable,
