@@ -197,12 +197,15 @@ def _small_file(path: Path) -> Path:
 
 def _end_of(path: Path) -> str | None:
     """The end of a file that a policy may have written, as one line; None if there is none to read."""
-    with contextlib.suppress(OSError):
-        state = path.lstat()
+
+    def opener(name: str, flags: int) -> int:  # it may be a link out of the trial, or a pipe
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
+        state = os.fstat(file.fileno())
         if stat.S_ISREG(state.st_mode):
-            with path.open("rb") as file:
-                file.seek(max(0, state.st_size - 1000))
-                text = file.read(1000).decode(errors="replace")
+            file.seek(max(0, state.st_size - 1000))
+            text = file.read(1000).decode(errors="replace")
             return " ".join("".join(one if one.isprintable() else " " for one in text).split())[-300:]
     return None
 
